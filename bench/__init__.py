@@ -1,0 +1,1 @@
+"""Side-by-side measurements against peers; run them with `make bench` or `python -m bench`."""

@@ -1,0 +1,76 @@
+"""Keyhole, the attention laboratory.
+
+    import keyhole as kh
+    run = kh.train(kh.Recipe.load("recipes/first.toml"), out="runs/first")
+    print(kh.sample(run, prompt="The ", tokens=100))
+
+Names are imported when first used, so that `import keyhole` costs nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keyhole.core.config import Recipe
+    from keyhole.core.errors import InputError, KeyholeError, RunStopped, StorageError
+    from keyhole.core.findings import Finding
+    from keyhole.model.lm import build
+    from keyhole.record.run import Run, list_runs, open_run
+    from keyhole.use.evaluate import evaluate
+    from keyhole.use.export import export_run
+    from keyhole.use.gpt2 import import_gpt2
+    from keyhole.use.sample import sample
+    from keyhole.training.loop import train
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Finding": "keyhole.core.findings",
+    "InputError": "keyhole.core.errors",
+    "KeyholeError": "keyhole.core.errors",
+    "Recipe": "keyhole.core.config",
+    "Run": "keyhole.record.run",
+    "RunStopped": "keyhole.core.errors",
+    "StorageError": "keyhole.core.errors",
+    "build": "keyhole.model.lm",
+    "evaluate": "keyhole.use.evaluate",
+    "export_run": "keyhole.use.export",
+    "import_gpt2": "keyhole.use.gpt2",
+    "list_runs": "keyhole.record.run",
+    "open_run": "keyhole.record.run",
+    "sample": "keyhole.use.sample",
+    "train": "keyhole.training.loop",
+}
+
+__all__ = [
+    "Finding",
+    "InputError",
+    "KeyholeError",
+    "Recipe",
+    "Run",
+    "RunStopped",
+    "StorageError",
+    "build",
+    "evaluate",
+    "export_run",
+    "import_gpt2",
+    "list_runs",
+    "open_run",
+    "sample",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'keyhole' has no attribute {name!r}")
+    # Bound once, so that the next use costs nothing.
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,1 @@
+"""Words every folder uses; knows nothing of attention."""

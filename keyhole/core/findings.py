@@ -1,0 +1,40 @@
+"""A finding: what was expected, what was measured, and what follows. Audits, claims, studies and runs all speak it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["holds", "fails", "undecided"]
+
+_MARK = {"holds": "✓", "fails": "✗", "undecided": "?"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One statement, measured. `undecided` is a result: `remedy` then says what would decide it."""
+
+    statement: str
+    expected: str
+    measured: str
+    tolerance: str = "exact"
+    verdict: Verdict
+    why: str = ""
+    remedy: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The finding in one line, as the terminal shows it."""
+        text = f"{_MARK[self.verdict]} {self.statement}: expected {self.expected}, measured {self.measured}"
+        return f"{text}; {self.remedy}" if self.remedy and self.verdict != "holds" else text
+
+    def paragraph(self) -> str:
+        """The finding in full: the line, then why it matters and what to do."""
+        parts = [self.line(), f"  tolerance: {self.tolerance}"]
+        parts += [f"  why: {self.why}"] if self.why else []
+        parts += [f"  remedy: {self.remedy}"] if self.remedy else []
+        return "\n".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain JSON types."""
+        return asdict(self)

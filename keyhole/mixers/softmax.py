@@ -1,0 +1,193 @@
+"""Softmax attention: o_t = sum over s <= t of softmax_s(q_t . k_s / sqrt(D) + bias_ts) v_s.
+
+Three forms of one definition: `reference_attention` reads like the formula; `blocked_attention` is the training form on a
+CPU; `fused_attention` is torch's own kernel. `attention` chooses by a measured table and says why.
+
+Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from keyhole.mixers.contract import Cost, Impl, Look
+from keyhole.mixers.kernels import blocked_attention, blocked_flops, choose_kernel, fused_attention
+from keyhole.parts.contract import Linear
+from keyhole.parts.norm import RMSNorm
+
+
+def reference_weights(
+    q_BHTD: torch.Tensor,
+    k_BHSD: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask_BS: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Who reads whom: (B, H, T, S) weights of the last T of S positions. A row that may read nothing is all zero."""
+    T, S = q_BHTD.shape[-2], k_BHSD.shape[-2]
+    scores = q_BHTD @ k_BHSD.transpose(-1, -2) * q_BHTD.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias
+    allowed = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T)
+    if mask_BS is not None:
+        allowed = allowed & mask_BS[:, None, None, :]
+    # A row with nothing to read is left unmasked for the softmax and zeroed after it, so that no NaN is ever made.
+    reads_something = allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(~allowed & reads_something, float("-inf"))
+    return scores.softmax(-1) * reads_something
+
+
+def reference_attention(
+    q_BHTD: torch.Tensor,
+    k_BHSD: torch.Tensor,
+    v_BHSD: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask_BS: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The definition. Queries are the last T of the S positions."""
+    return reference_weights(q_BHTD, k_BHSD, bias, mask_BS) @ v_BHSD
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, impl: Impl = "auto") -> torch.Tensor:
+    """Causal attention without bias or padding, (B, H, T, D) each, by the named form; "auto" reads the measured table."""
+    if impl == "auto":
+        impl = choose_kernel(q.device.type, q.dtype, q.shape[-2]).impl
+    if impl == "reference":
+        return reference_attention(q, k, v)
+    return blocked_attention(q, k, v) if impl == "blocked" else fused_attention(q, k, v)
+
+
+@dataclass
+class Cache:
+    """Keys and values read so far. `step` writes into it, so a state passed on is used up; `copy` keeps one."""
+
+    k_BGSD: torch.Tensor
+    v_BGSD: torch.Tensor
+    length: int = 0
+    merge: Any = None
+
+    def copy(self) -> Cache:
+        """The same state in memory of its own."""
+        merge = self.merge.clone() if isinstance(self.merge, torch.Tensor) else self.merge
+        return Cache(self.k_BGSD.clone(), self.v_BGSD.clone(), self.length, merge)
+
+
+class Softmax(nn.Module):
+    """Attention with any number of heads. `impl` fixes the kernel.
+
+    Options in a recipe: `qk_norm = true` (RMS norm over each head's channels), `bias = true` (as GPT-2 has).
+    Grouped key-value heads are set by `model.kv_heads`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        block: int,
+        kv_heads: int | None = None,
+        position: nn.Module | None = None,
+        merge: nn.Module | None = None,
+        qk_norm: bool = False,
+        bias: bool = False,
+        impl: Impl = "auto",
+    ) -> None:
+        super().__init__()
+        self.heads, self.groups, self.block = heads, kv_heads or heads, block
+        self.channels = width // heads
+        self.impl: Impl = impl
+        key_width = self.groups * self.channels
+        self.split = (width, key_width, key_width)
+        self.qkv = Linear(width, sum(self.split), role="in", bias=bias, stack=self.split)
+        self.out = Linear(width, width, role="out", bias=bias)
+        self.position, self.merge = position, merge
+        self.qk_norm = nn.ModuleList(RMSNorm(self.channels) for _ in range(2)) if qk_norm else None
+
+    def forward(
+        self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl | None = None
+    ) -> torch.Tensor:
+        """Read all tokens at once; `mask_BT` is True at real tokens."""
+        q, k, v = self._project(x_BTW, start=0)
+        k, v = self._share(k), self._share(v)
+        bias = self._bias(0, q.shape[-2], q)
+        if bias is None and mask_BT is None:
+            o = attention(q, k, v, impl or self.impl)
+        else:
+            o = reference_attention(q, k, v, bias, mask_BT)
+        return self._join(o)[0]
+
+    def begin(self, batch: int, like: torch.Tensor) -> Cache:
+        """An empty cache with room for `block` tokens."""
+        shape = (batch, self.groups, self.block, self.channels)
+        merge = self.merge.begin(batch, like) if hasattr(self.merge, "begin") else None
+        return Cache(like.new_empty(shape), like.new_empty(shape), 0, merge)
+
+    def step(self, x_BTW: torch.Tensor, state: Cache) -> tuple[torch.Tensor, Cache]:
+        """Read the next tokens, with all earlier ones in the cache."""
+        start, stop = state.length, state.length + x_BTW.shape[1]
+        q, k, v = self._project(x_BTW, start)
+        state.k_BGSD[:, :, start:stop] = k
+        state.v_BGSD[:, :, start:stop] = v
+        keys, values = self._share(state.k_BGSD[:, :, :stop]), self._share(state.v_BGSD[:, :, :stop])
+        bias = self._bias(start, stop, q)
+        if stop - start == 1 and bias is None:
+            # One token may read everything before it, so there is nothing to mask.
+            o = ((q @ keys.transpose(-1, -2)).mul_(self.channels**-0.5)).softmax(-1) @ values
+        else:
+            o = reference_attention(q, keys, values, bias)
+        y, state.merge = self._join(o, state.merge)
+        state.length = stop
+        return y, state
+
+    def look(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None) -> Look:
+        """The weights and what each head wrote."""
+        q, k, v = self._project(x_BTW, start=0)
+        weights = reference_weights(q, self._share(k), self._bias(0, q.shape[-2], q), mask_BT)
+        heads = (weights @ self._share(v)).transpose(1, 2)
+        return Look(weights, self.merge(heads) if self.merge else heads)
+
+    def cost(self, tokens: int, impl: Impl = "reference") -> Cost:
+        """Matrix products of one row of `tokens`; the blocked form skips what the mask would hide."""
+        mixing = 4 * self.heads * self.channels * tokens**2
+        if impl == "blocked":
+            mixing = self.heads * blocked_flops(tokens, self.channels)
+        state = 2 * self.groups * self.block * self.channels * self.qkv.weight.element_size()
+        own = (self.qkv, self.out, *(self.qk_norm or ()))
+        parameters = sum(weight.numel() for part in own for weight in part.parameters())
+        return Cost(parameters, self.qkv.flops(tokens) + self.out.flops(tokens) + mixing, state)
+
+    def _project(self, x_BTW: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        B, T, _ = x_BTW.shape
+        both = self.qkv(x_BTW)
+        if self.groups == self.heads:
+            # One copy brings all three to (B, H, T, D): the layout every kernel below wants.
+            q, k, v = both.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        else:
+            q, k, v = (
+                part.unflatten(-1, (-1, self.channels)).transpose(1, 2)
+                for part in both.split(self.split, -1)
+            )
+        if self.qk_norm is not None:
+            q, k = self.qk_norm[0](q), self.qk_norm[1](k)
+        turn = getattr(self.position, "turn", None)
+        return (turn(q, start), turn(k, start), v) if turn else (q, k, v)
+
+    def _share(self, x_BGSD: torch.Tensor) -> torch.Tensor:
+        return x_BGSD if self.groups == self.heads else x_BGSD.repeat_interleave(self.heads // self.groups, 1)
+
+    def _bias(self, start: int, stop: int, like: torch.Tensor) -> torch.Tensor | None:
+        if not hasattr(self.position, "bias"):
+            return None
+        time = torch.arange(stop, device=like.device)
+        return self.position.bias(time[start:], time).to(like.dtype)
+
+    def _join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
+        heads_BTHD = o_BHTD.transpose(1, 2)
+        if state is not None:
+            heads_BTHD, state = self.merge.step(heads_BTHD, state)
+        elif self.merge is not None:
+            heads_BTHD = self.merge(heads_BTHD)
+        return self.out(heads_BTHD.flatten(2)), state
+

@@ -1,0 +1,1 @@
+"""Assembly: blocks, the language model, initial scales, counts, decoding."""

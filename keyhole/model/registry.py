@@ -1,0 +1,163 @@
+"""From a part's name to the part: built in by name, or a class in the user's file or package.
+
+`"rope"`, `"file.py:Thing"` and `"package.module:Thing"` all come through the same door: the constructor is given what it
+names among the facts of the model, its options come from the recipe, and what it does not know is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from keyhole.core.config import Spec
+from keyhole.core.errors import InputError, KeyholeError, nearest
+from keyhole.model.guard import Guarded
+
+CATALOGUE: dict[str, dict[str, str]] = {
+    "mixer": {"softmax": "keyhole.mixers.softmax:Softmax"},
+    "position": {
+        "learned": "keyhole.parts.position:Learned",
+        "sinusoidal": "keyhole.parts.position:Sinusoidal",
+        "rope": "keyhole.parts.position:Rope",
+        "alibi": "keyhole.parts.position:Alibi",
+        "none": "keyhole.parts.position:NoPosition",
+    },
+    "merge": {
+        "concat": "keyhole.parts.merge:Concat",
+        "shuffle": "keyhole.parts.merge:Shuffle",
+        "shift": "keyhole.parts.merge:Shift",
+        "reweight": "keyhole.parts.merge:Reweight",
+        "reweight-running": "keyhole.parts.merge:ReweightRunning",
+    },
+    "norm": {"layer": "keyhole.parts.norm:LayerNorm", "rms": "keyhole.parts.norm:RMSNorm"},
+    "feed": {
+        "gelu": "keyhole.parts.feed:Gelu",
+        "relu-squared": "keyhole.parts.feed:ReluSquared",
+        "swiglu": "keyhole.parts.feed:Swiglu",
+    },
+}
+FACTS = ("width", "heads", "block", "layer", "kv_heads", "position", "merge")
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What `keyhole parts` says of a built-in part."""
+
+    kind: str
+    name: str
+    summary: str
+    options: dict[str, Any]
+
+
+def is_builtin(kind: str, name: str) -> bool:
+    """Whether a name is one of ours (the rest is the user's own code)."""
+    return name in CATALOGUE[kind]
+
+
+def find(kind: str, name: str, folder: Path) -> type[nn.Module]:
+    """The class behind a name; relative files are looked up in `folder`, then in the working directory."""
+    place, colon, attribute = CATALOGUE[kind].get(name, name).rpartition(":")
+    if not colon:
+        hint = nearest(name, CATALOGUE[kind])
+        raise InputError(f'there is no {kind} {name!r}{hint}; a {kind} of your own is written "my.py:Mine"')
+    module = _load_file(place, folder) if place.endswith(".py") else _import(place, name)
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise InputError(f"{place} has no {attribute!r}{nearest(attribute, classes)}")
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        raise InputError(f"{name} is not a torch.nn.Module class; write class {attribute}(nn.Module): ...")
+    return found
+
+
+def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
+    """Build a part from its spec and the facts its constructor asks for."""
+    cls = find(kind, spec.name, folder)
+    options = _check_options(kind, spec, cls)
+    wanted = inspect.signature(cls).parameters
+    given = {key: value for key, value in facts.items() if key in wanted and key not in options}
+    try:
+        part = cls(**given, **options)
+    except KeyholeError:
+        raise
+    except Exception as error:
+        raise InputError(f"{kind} {spec} could not be built: {type(error).__name__}: {error}") from error
+    return part if is_builtin(kind, spec.name) else Guarded(part, kind, spec.name)
+
+
+def accepts(kind: str, spec: Spec, folder: Path, fact: str) -> bool:
+    """Whether the part's constructor asks for this fact."""
+    return fact in inspect.signature(find(kind, spec.name, folder)).parameters
+
+
+def catalogue() -> list[PartInfo]:
+    """All built-in parts with their one-line summaries and options."""
+    found = []
+    for kind, names in CATALOGUE.items():
+        for name in names:
+            cls = find(kind, name, Path())
+            summary = inspect.getdoc(cls) or ""
+            found.append(PartInfo(kind, name, summary.split("\n")[0], _options(cls)))
+    return found
+
+
+def _options(cls: type) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.name not in FACTS and p.kind is not p.VAR_KEYWORD}
+
+
+def _check_options(kind: str, spec: Spec, cls: type) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return spec.options
+    allowed = _options(cls)
+    for key, value in spec.options.items():
+        if key not in allowed:
+            hint = nearest(key, allowed) if allowed else f"; {spec.name} has no options"
+            raise InputError(f"unknown option {key!r} of {kind} {spec.name!r}{hint}")
+        default = allowed[key]
+        plain = isinstance(default, bool | int | float | str)
+        number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+        if plain and type(value) is not type(default) and not number:
+            raise InputError(
+                f"{kind} {spec.name!r}: option {key} = {value!r} is not valid; it takes a {type(default).__name__} such as {default!r}"
+            )
+    return spec.options
+
+
+def resolve_file(place: str, folder: Path) -> Path:
+    """A user's file, looked up beside the recipe first."""
+    for base in (folder, Path.cwd()):
+        if (path := (base / place)).is_file():
+            return path.resolve()
+    raise InputError(f"there is no file {place} in {folder} or in {Path.cwd()}")
+
+
+def _load_file(place: str, folder: Path) -> ModuleType:
+    path = resolve_file(place, folder)
+    name = f"keyhole_user_{path.stem}_{abs(hash(str(path)))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _import(place: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise InputError(f"{name}: the module {place!r} could not be imported ({error}); is it installed?") from error

@@ -1,0 +1,121 @@
+"""Starting a record, and making sure that a resumed run is the run that was started."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keyhole.core.config import Recipe
+from keyhole.core.errors import InputError
+from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
+from keyhole.model.registry import resolve_file
+from keyhole.record.environment import environment
+from keyhole.text import Dataset, save_tokenizer
+
+PARTS = ("mixer", "position", "merge", "norm", "feed")
+
+
+def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, Any]) -> None:
+    """Write what defines a run into its directory, which must be new or empty."""
+    stored, code = portable(recipe)
+    with storage_errors(out, "creating the run directory"):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, source in code.items():
+            (out / "code").mkdir(exist_ok=True)
+            shutil.copyfile(source, out / name)
+    save_tokenizer(dataset.tokenizer, out)
+    digests = {name: sha256(source) for name, source in code.items()}
+    data = {"hash": dataset.hash, **dataset.description}
+    write_json(out / "environment.json", {**environment(), **notes, "data": data, "code": digests})
+    # The recipe comes last: a directory with a recipe is a run.
+    write_atomically(out / "recipe.toml", stored.to_toml())
+
+
+def refuse_if_taken(out: Path) -> None:
+    """A new run never writes over anything."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give --out a new folder")
+    if out.is_dir() and any(path.name != ".lock" for path in out.iterdir()):
+        hint = "add --resume to go on with it, or " if (out / "recipe.toml").is_file() else ""
+        raise InputError(f"{out} is not empty; {hint}give --out another folder")
+
+
+def refuse_if_changed(out: Path, recipe: Recipe, dataset_hash: str) -> None:
+    """A resumed run must have the recipe, the data and the user's code that it was started with."""
+    if not (out / "recipe.toml").is_file():
+        raise InputError(f"there is no run to resume in {out}; leave --resume out to start one")
+    stored = Recipe.load(out / "recipe.toml")
+    now, code = portable(recipe)
+    if changed := _first_difference(stored.model_dump(), now.model_dump()):
+        key, before, after = changed
+        raise InputError(
+            f"the recipe changed: {key} is {before!r} in {out} and {after!r} now; "
+            "resume with the run's own recipe.toml, or start a new run with another --out"
+        )
+    known = read_json(out / "environment.json")
+    if known["data"]["hash"] != dataset_hash:
+        raise InputError(f"the data changed since {out} was started; start a new run with another --out")
+    for name, source in code.items():
+        if known["code"].get(name) != sha256(source):
+            raise InputError(f"{source} changed since {out} was started; resume with {out / 'recipe.toml'}")
+
+
+def portable(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
+    """The recipe as a run stores it, and the user's files it wants beside it: paths that mean the same everywhere."""
+    changes: dict[str, Any] = {}
+    code: dict[str, Path] = {}
+    for kind in PARTS:
+        spec = getattr(recipe.model, kind)
+        place, colon, attribute = spec.name.rpartition(":")
+        if colon and place.endswith(".py"):
+            source = resolve_file(place, recipe.folder)
+            name = _free_name(source, code)
+            code[name] = source
+            changes[f"model.{kind}"] = {"name": f"{name}:{attribute}", **spec.options}
+    source = recipe.data.source
+    prefix, path = ("hf:", source.name[3:]) if source.name.startswith("hf:") else ("", source.name)
+    if found := _existing(path, recipe.folder):
+        changes["data.source"] = {"name": f"{prefix}{found}", **source.options}
+    return recipe.replace(changes), code
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Hold a run directory for one process; the lock ends with the process, however it ends."""
+    with storage_errors(out, "opening the run directory"):
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / ".lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"another process is training in {out}; wait for it or give --out another folder") from None
+        yield
+
+
+def _free_name(source: Path, code: dict[str, Path]) -> str:
+    name, number = f"code/{source.name}", 2
+    while code.get(name, source) != source:
+        name, number = f"code/{source.stem}_{number}.py", number + 1
+    return name
+
+
+def _existing(path: str, folder: Path) -> Path | None:
+    if ":" in path and not Path(path).exists():
+        return None
+    for base in (folder, Path.cwd()):
+        if (base / path).exists():
+            return (base / path).resolve()
+    return None
+
+
+def _first_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    for section, values in before.items():
+        for key, value in values.items():
+            if value != after[section][key]:
+                return f"{section}.{key}", value, after[section][key]
+    return None

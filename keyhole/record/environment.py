@@ -1,0 +1,35 @@
+"""environment.json: what a run was made with, so that a difference can be explained."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+
+PACKAGES = ("keyhole", "torch", "numpy", "safetensors", "tokenizers", "pydantic")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and threads."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+        "command": sys.argv,
+    }
+
+
+def version(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

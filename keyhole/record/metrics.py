@@ -1,0 +1,56 @@
+"""metrics.jsonl: one JSON object a logged step, appended and flushed, cut back on resume to where the checkpoint was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from keyhole.core.files import storage_errors
+
+NAME = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends rows. `offset` is where the file ends: a checkpoint remembers it."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        with storage_errors(path, "opening"):
+            self._file = path.open("ab")
+            self._file.truncate(offset)
+            self._file.seek(offset)
+
+    @property
+    def offset(self) -> int:
+        """The size of the file in bytes."""
+        return self._file.tell()
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row."""
+        with storage_errors(self.path, "writing"):
+            self._file.write((json.dumps(row) + "\n").encode())
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Push the rows to the disk, before a checkpoint refers to them."""
+        with storage_errors(self.path, "writing"):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All whole rows; a last row that was cut off is left out."""
+    path = folder / NAME
+    rows: list[dict[str, Any]] = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows

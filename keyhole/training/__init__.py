@@ -1,0 +1,1 @@
+"""The only training loop, and what it needs: engine, optimizers, schedule, precision, parallel processes."""

@@ -1,0 +1,49 @@
+"""Weights that no process holds whole: torch's FSDP2, behind the same interface as `FlatWeights`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from keyhole.training.optim import Group
+from keyhole.training.weights import kind_of
+
+
+class ShardedWeights:
+    """A model whose parameters are shared out over the processes, a block at a time."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        kinds = {name: kind_of(parameter) for name, parameter in model.named_parameters()}
+        lower = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy() if dtype == torch.float32 else lower
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        self.compute = model
+        self._parameters = list(model.parameters())
+        self.groups = []
+        for kind in ("matrix", "table", "vector"):
+            alike = [parameter for name, parameter in model.named_parameters() if kinds[name] == kind]
+            self.groups.append(Group(kind, alike, lambda flat: [flat], decays=kind != "vector"))
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def collect_grad(self) -> None:
+        """FSDP adds pieces up by itself."""
+
+    def clip(self, limit: float) -> float:
+        """Scale the gradient down to norm `limit` where it is larger; return the norm it had, over all processes."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if 0 < limit < whole < float("inf"):
+            for parameter in self._parameters:
+                parameter.grad.mul_(limit / whole)
+        return whole
+
+    def refresh(self) -> None:
+        """FSDP converts as it gathers."""

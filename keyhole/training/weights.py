@@ -1,0 +1,130 @@
+"""Where a run's weights lie: in one flat float32 buffer, arranged so that whatever is treated alike lies side by side.
+
+An optimizer then takes three tensors instead of a hundred, clipping is one norm, and the copy that the model computes with
+in bfloat16 is refreshed by one conversion. Every parameter is a view into the buffer, so nothing is ever copied back.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from keyhole.training.optim import Group
+
+
+def kind_of(parameter: nn.Parameter) -> str:
+    """How an optimizer sees a parameter: a "matrix" of the blocks, a "table" of rows that are looked up or scored, or a "vector"."""
+    role = getattr(parameter, "role", None)
+    if role in ("embedding", "position", "head"):
+        return "table"
+    return "matrix" if parameter.ndim == 2 and role != "gain" else "vector"
+
+
+def by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """A model's parameters by kind, shared ones once, in a fixed order."""
+    kinds: dict[str, list[nn.Parameter]] = defaultdict(list)
+    for parameter in model.parameters():
+        kinds[kind_of(parameter)].append(parameter)
+    return {kind: kinds[kind] for kind in ("matrix", "table", "vector") if kind in kinds}
+
+
+class FlatWeights:
+    """Master weights and gradients of a model in flat buffers, and the model that computes with them."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        kinds = by_kind(model)
+        ordered = [parameter for parameters in kinds.values() for parameter in parameters]
+        device = ordered[0].device
+        size = sum(parameter.numel() for parameter in ordered)
+        self.master = torch.empty(size, device=device)
+        self.grad = torch.zeros(size, device=device)
+        self.groups = self._lay_out(kinds)
+        if dtype == torch.float32:
+            self.compute, self._low, self._low_grad = model, None, None
+            pairs = zip(ordered, _views(self.grad, ordered), strict=True)
+        else:
+            self.compute = _computing_copy(model, dtype)
+            self._low = torch.empty(size, dtype=dtype, device=device)
+            self._low_grad = torch.zeros(size, dtype=dtype, device=device)
+            copies = _same_order(model, self.compute, ordered)
+            for parameter, view in zip(copies, _views(self._low, ordered), strict=True):
+                parameter.data = view
+            pairs = zip(copies, _views(self._low_grad, ordered), strict=True)
+            self.refresh()
+        for parameter, view in pairs:
+            parameter.grad = view
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        self.grad.zero_()
+        if self._low_grad is not None:
+            self._low_grad.zero_()
+
+    def collect_grad(self) -> None:
+        """Add what the computing model found, after each piece of a batch, so that pieces add up in float32."""
+        if self._low_grad is not None:
+            self.grad.add_(self._low_grad)
+            self._low_grad.zero_()
+
+    def clip(self, limit: float) -> float:
+        """Scale the gradient down to norm `limit` where it is larger; return the norm it had."""
+        norm = float(torch.linalg.vector_norm(self.grad))
+        if 0 < limit < norm < float("inf"):
+            self.grad.mul_(limit / norm)
+        return norm
+
+    def refresh(self) -> None:
+        """Bring the new weights to the model that computes."""
+        if self._low is not None:
+            self._low.copy_(self.master)
+
+    @torch.no_grad()
+    def _lay_out(self, kinds: dict[str, list[nn.Parameter]]) -> list[Group]:
+        groups, offset = [], 0
+        for kind, parameters in kinds.items():
+            size = sum(parameter.numel() for parameter in parameters)
+            part = self.master[offset : offset + size]
+            for parameter, view in zip(parameters, _views(part, parameters), strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+            flat = nn.Parameter(part)
+            flat.grad = self.grad[offset : offset + size]
+            groups.append(Group(kind, [flat], _matrix_views(parameters), decays=kind != "vector"))
+            offset += size
+        return groups
+
+
+def _computing_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The same model with parameters of lower precision. Buffers stay as they are: tables of angles want their digits."""
+    replica = copy.deepcopy(model)
+    for parameter in replica.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return replica
+
+
+def _same_order(model: nn.Module, replica: nn.Module, ordered: list[nn.Parameter]) -> list[nn.Parameter]:
+    twin = {id(a): b for a, b in zip(model.parameters(), replica.parameters(), strict=True)}
+    return [twin[id(parameter)] for parameter in ordered]
+
+
+def _views(flat: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    views, offset = [], 0
+    for parameter in parameters:
+        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
+        offset += parameter.numel()
+    return views
+
+
+def _matrix_views(parameters: list[nn.Parameter]):  # noqa: ANN202
+    """A function from a flat tensor to its matrices, stacked ones (queries, keys, values) one by one."""
+
+    def views(flat: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
+            found += view.split(getattr(parameter, "stack", view.shape[0]))
+        return found
+
+    return views
