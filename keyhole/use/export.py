@@ -1,8 +1,10 @@
-"""Writing a run as a folder that others can read: a Hugging Face GPT-2 where the architecture is one, safetensors otherwise.
+"""Writing a run as a folder that others can read.
 
-form gpt2          config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json: what
-                   transformers loads without any code of ours; keyhole.json, so that an import loses nothing
-form safetensors   model.safetensors, recipe.toml, tokenizer.json, code/, and KEYHOLE.md, which says why and how
+The form is `gpt2` where the architecture is GPT-2's, and `safetensors` otherwise:
+
+    gpt2          config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json: what
+                  transformers loads without any code of ours; and keyhole.json, so that an import loses nothing
+    safetensors   model.safetensors, recipe.toml, tokenizer.json, code/, and KEYHOLE.md, which says why and how
 """
 
 from __future__ import annotations
@@ -38,17 +40,18 @@ _NOTE = """\
 # A model made with Keyhole
 
 This folder is not a Hugging Face model: {reason}.
-The weights are in `model.safetensors` under the names that Keyhole gives them; `recipe.toml` says how the model is built.
+The weights are in `model.safetensors` under Keyhole's own names; `recipe.toml` says how the model is built.
 
 Load it in Python, from within this folder:
 
 ```python
+from pathlib import Path
 import keyhole as kh
 from keyhole.record.run import load_weights
 from keyhole.text import load_tokenizer
 from safetensors.torch import load_file
 
-tokenizer = load_tokenizer(".")
+tokenizer = load_tokenizer(Path("."))
 model = kh.build(kh.Recipe.load("recipe.toml"), vocab=tokenizer.vocab).eval()
 load_weights(model, load_file("model.safetensors"), "model.safetensors")
 ```
@@ -89,13 +92,13 @@ def export_run(run: Run, folder: str | Path) -> Exported:
 def whole_folder(folder: Path, doing: str) -> Iterator[Path]:
     """A new folder that appears under its name only when whole: filled beside it, then renamed."""
     folder = folder.absolute()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a new folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty, and nothing is written over; give a new folder")
-    # Not tempfile.mkdtemp, whose folders nobody else may read.
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     with storage_errors(folder, doing):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; give a new folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InputError(f"{folder} is not empty, and nothing is written over; give a new folder")
+        # Not tempfile.mkdtemp, whose folders nobody else may read.
+        temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
         try:
             temporary.mkdir(parents=True)
             yield temporary
@@ -171,3 +174,4 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     except SafetensorError as error:
         # The library hides the system's reason in its text.
         raise OSError(str(error)) from error
+    path.chmod(0o644)  # the library keeps its files to their owner

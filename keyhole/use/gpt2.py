@@ -1,9 +1,10 @@
-"""Reading a Hugging Face GPT-2 folder into a run directory. `keyhole.use.export` goes the other way.
+"""Reading a Hugging Face GPT-2 folder into a run directory; `keyhole.use.export` goes the other way.
 
-GPT-2 folder                          run directory
-config.json                   ->      recipe.toml            position learned, norm layer, biases everywhere
-model.safetensors             ->      checkpoints/           step 0, nothing trained yet
-tokenizer.json, keyhole.json  ->      tokenizer.json         exact for what we exported, wrapped for others'
+What becomes of each file:
+
+    config.json                    recipe.toml      position learned, norm layer, biases everywhere
+    model.safetensors              checkpoints/     step 0: nothing was trained here
+    tokenizer.json, keyhole.json   tokenizer.json   exact where we exported it, wrapped where others did
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def import_gpt2(folder: Path, out: Path) -> Run:
         tokenizer, data = _import_tokenizer(folder, temporary)
         if tokenizer.vocab != config["vocab_size"]:
             raise InputError(
-                f"{folder} has an embedding of {config['vocab_size']} tokens and a tokenizer of {tokenizer.vocab}; "
+                f"{folder} has vocab_size = {config['vocab_size']} and a tokenizer of {tokenizer.vocab} tokens; "
                 f"make them equal with model.resize_token_embeddings({tokenizer.vocab}) and save the model again"
             )
         recipe = Recipe.parse(_recipe(folder, config, data), where=str(folder / "config.json"))
@@ -203,10 +204,10 @@ def _import_tokenizer(folder: Path, out: Path) -> tuple[Tokenizer, dict[str, Any
         known = read_json(own)
         try:
             write_json(out / "tokenizer.json", known["tokenizer"])
+            tokenizer = load_tokenizer(out)
             data = {key: known["data"][key] for key in ("tokenizer", "rows")}
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, StorageError):
             raise StorageError(f"{own} is damaged; remove it to go by tokenizer.json alone") from None
-        tokenizer = load_tokenizer(out)
         # Whoever changed tokenizer.json since the export meant it: then ours no longer counts.
         if json.loads(tokenizer.to_hugging_face()) == theirs:
             return tokenizer, data
