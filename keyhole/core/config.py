@@ -48,7 +48,7 @@ def _read_spec(value: Any) -> Any:
         return {"name": value}
     if isinstance(value, dict):
         if "name" not in value:
-            raise ValueError('a table here needs a `name`, for example { name = "softmax", kv_heads = 2 }')
+            raise ValueError('a table here needs a `name`, for example { name = "softmax", qk_norm = true }')
         options = {key: item for key, item in value.items() if key != "name"}
         return {"name": value["name"], "options": options}
     if isinstance(value, Spec):
@@ -198,12 +198,13 @@ class Recipe(Section):
     def replace(self, changes: dict[str, Any]) -> Recipe:
         """The same recipe with some keys changed: `{"model.position": "rope", "train.steps": 200}`."""
         values = self.model_dump()
+        if any(key in ("train.steps", "train.tokens", "train.seconds") for key in changes):
+            # A new budget takes the place of the old one; two new ones are refused below.
+            values["train"].update(steps=None, tokens=None, seconds=None)
         for key, value in changes.items():
             section, _, name = key.partition(".")
             if not name or section not in values:
                 raise InputError(f"there is no recipe key {key!r}; write it as section.key, for example train.steps")
-            if name in ("steps", "tokens", "seconds") and section == "train":
-                values["train"].update(steps=None, tokens=None, seconds=None)
             values[section][name] = value
         return Recipe.parse(values, folder=self._folder)
 
@@ -214,7 +215,7 @@ class Recipe(Section):
     @property
     def hash(self) -> str:
         """Twelve hex digits that name this recipe."""
-        text = json.dumps(self.model_dump(), sort_keys=True)
+        text = json.dumps(self.model_dump(), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, time
 from typing import Any
 
 
@@ -23,13 +24,16 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, date | time):
+        return value.isoformat()
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + " }"
+        given = (f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+        return "{ " + ", ".join(given) + " }"
     raise TypeError(f"no TOML form for {value!r}")
 
 
 def _key(key: str) -> str:
     bare = key and all(character.isalnum() and character.isascii() or character in "-_" for character in key)
-    return key if bare else json.dumps(key)
+    return key if bare else _value(key)

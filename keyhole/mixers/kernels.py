@@ -67,38 +67,42 @@ def _future(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 class _Blocked(torch.autograd.Function):
-    """P = softmax(Q K^T / sqrt(D) + mask), O = P V; dV = P^T g, dS = P (g V^T - rowsum(P g V^T)), dQ = dS K, dK = dS^T Q."""
+    """P = softmax(Q K^T / sqrt(D) + mask), O = P V; dV = P^T g, dS = P (g V^T - rowsum(P g V^T)), dQ = dS K, dK = dS^T Q.
+
+    The scale goes into Q, which is smaller than the scores; so S = Q' K^T, dQ = dS K scale and dK = dS^T Q'.
+    """
 
     @staticmethod
     def forward(ctx, q_NTD, k_NTD, v_NTD):  # noqa: ANN001, ANN205
-        T, scale = q_NTD.shape[1], q_NTD.shape[2] ** -0.5
-        o_NTD = torch.empty_like(v_NTD)
-        weights = []
-        for start, stop in _blocks(T):
-            scores = torch.bmm(q_NTD[:, start:stop], k_NTD[:, :stop].transpose(1, 2)).mul_(scale)
+        q_NTD = q_NTD * q_NTD.shape[2] ** -0.5
+        outputs, weights = [], []
+        for start, stop in _blocks(q_NTD.shape[1]):
+            scores = torch.bmm(q_NTD[:, start:stop], k_NTD[:, :stop].mT)
             scores[:, :, start:].add_(_future(stop - start, scores.dtype, scores.device))
             weights.append(torch.softmax(scores, -1))
-            o_NTD[:, start:stop] = torch.bmm(weights[-1], v_NTD[:, :stop])
+            outputs.append(torch.bmm(weights[-1], v_NTD[:, :stop]))
         ctx.save_for_backward(q_NTD, k_NTD, v_NTD, *weights)
-        return o_NTD
+        return _joined(outputs)
 
     @staticmethod
     def backward(ctx, grad_NTD):  # noqa: ANN001, ANN205
         q_NTD, k_NTD, v_NTD, *weights = ctx.saved_tensors
-        T, scale = q_NTD.shape[1], q_NTD.shape[2] ** -0.5
-        dq, dk, dv = torch.empty_like(q_NTD), torch.empty_like(k_NTD), torch.empty_like(v_NTD)
-        # Last block first: it reads every key, so it fills dK and dV whole and the others only add.
-        for (start, stop), weight in reversed(list(zip(_blocks(T), weights, strict=True))):
+        blocks = _blocks(q_NTD.shape[1])
+        d_queries = []
+        # Last block first: it reads every key, so it gives dK and dV whole and the others only add.
+        for (start, stop), weight in reversed(list(zip(blocks, weights, strict=True))):
             grad = grad_NTD[:, start:stop]
-            d_weight = torch.bmm(grad, v_NTD[:, :stop].transpose(1, 2))
-            d_score = torch._softmax_backward_data(d_weight, weight, -1, weight.dtype).mul_(scale)
-            dq[:, start:stop] = torch.bmm(d_score, k_NTD[:, :stop])
-            dv_part = torch.bmm(weight.transpose(1, 2), grad)
-            dk_part = torch.bmm(d_score.transpose(1, 2), q_NTD[:, start:stop])
-            if stop == T:
-                dv.copy_(dv_part)
-                dk.copy_(dk_part)
+            d_weight = torch.bmm(grad, v_NTD[:, :stop].mT)
+            d_score = torch._softmax_backward_data(d_weight, weight, -1, weight.dtype)
+            d_queries.append(torch.bmm(d_score, k_NTD[:, :stop]))
+            dv_part, dk_part = torch.bmm(weight.mT, grad), torch.bmm(d_score.mT, q_NTD[:, start:stop])
+            if (start, stop) == blocks[-1]:
+                dk, dv = dk_part, dv_part
             else:
-                dv[:, :stop] += dv_part
                 dk[:, :stop] += dk_part
-        return dq, dk, dv
+                dv[:, :stop] += dv_part
+        return _joined(d_queries[::-1]).mul_(q_NTD.shape[2] ** -0.5), dk, dv
+
+
+def _joined(parts_NTD: list[torch.Tensor]) -> torch.Tensor:
+    return parts_NTD[0] if len(parts_NTD) == 1 else torch.cat(parts_NTD, 1)

@@ -62,17 +62,16 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, impl: Impl = "a
 
 @dataclass
 class Cache:
-    """Keys and values read so far. `step` writes into it, so a state passed on is used up; `copy` keeps one."""
+    """Keys and values read so far, one tensor for both. `step` writes into it, so a state passed on is used up; `copy` keeps one."""
 
-    k_BGSD: torch.Tensor
-    v_BGSD: torch.Tensor
+    both_2BGSD: torch.Tensor
     length: int = 0
     merge: Any = None
 
     def copy(self) -> Cache:
         """The same state in memory of its own."""
         merge = self.merge.clone() if isinstance(self.merge, torch.Tensor) else self.merge
-        return Cache(self.k_BGSD.clone(), self.v_BGSD.clone(), self.length, merge)
+        return Cache(self.both_2BGSD.clone(), self.length, merge)
 
 
 class Softmax(nn.Module):
@@ -120,26 +119,30 @@ class Softmax(nn.Module):
 
     def begin(self, batch: int, like: torch.Tensor) -> Cache:
         """An empty cache with room for `block` tokens."""
-        shape = (batch, self.groups, self.block, self.channels)
         merge = self.merge.begin(batch, like) if hasattr(self.merge, "begin") else None
-        return Cache(like.new_empty(shape), like.new_empty(shape), 0, merge)
+        return Cache(like.new_empty(2, batch, self.groups, self.block, self.channels), 0, merge)
 
     def step(self, x_BTW: torch.Tensor, state: Cache) -> tuple[torch.Tensor, Cache]:
         """Read the next tokens, with all earlier ones in the cache."""
         start, stop = state.length, state.length + x_BTW.shape[1]
         q, k, v = self._project(x_BTW, start)
-        state.k_BGSD[:, :, start:stop] = k
-        state.v_BGSD[:, :, start:stop] = v
-        keys, values = self._share(state.k_BGSD[:, :, :stop]), self._share(state.v_BGSD[:, :, :stop])
+        new, seen = state.both_2BGSD[..., start:stop, :], state.both_2BGSD[..., :stop, :]
+        new[0], new[1] = k, v
         bias = self._bias(start, stop, q)
         if stop - start == 1 and bias is None:
-            # One token may read everything before it, so there is nothing to mask.
-            o = ((q @ keys.transpose(-1, -2)).mul_(self.channels**-0.5)).softmax(-1) @ values
+            o = self._read_all(q, *seen)
         else:
-            o = reference_attention(q, keys, values, bias)
+            o = reference_attention(q, self._share(seen[0]), self._share(seen[1]), bias)
         y, state.merge = self._join(o, state.merge)
         state.length = stop
         return y, state
+
+    def _read_all(self, q_BH1D: torch.Tensor, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor) -> torch.Tensor:
+        """One query token reads everything before it: nothing to mask, and a group's queries share one product."""
+        B, H, _, D = q_BH1D.shape
+        q, k, v = q_BH1D.reshape(B * self.groups, -1, D), k_BGSD.flatten(0, 1), v_BGSD.flatten(0, 1)
+        scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=D**-0.5)
+        return torch.bmm(scores.softmax(-1), v).view(B, H, 1, D)
 
     def look(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None) -> Look:
         """The weights and what each head wrote."""

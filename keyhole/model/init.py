@@ -13,7 +13,7 @@ its own name, so that exchanging one part leaves the first values of all others 
 | gain | 1 | 1 |
 | bias | 0 | 0 |
 
-With `quiet`, every block starts as the identity and every logit at 0: the first loss is ln V exactly.
+With `quiet`, every block starts as the identity, and with an untied head every logit at 0: the first loss is ln V exactly.
 A user's parameter without a role keeps the value that its own constructor gave it.
 """
 

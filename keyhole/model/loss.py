@@ -51,13 +51,14 @@ class _SummedLoss(torch.autograd.Function):
 
 def _piece(logits_NV: torch.Tensor, target_N: torch.Tensor, wide: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(z) - onehot(target), and the sum of the losses, of one piece."""
-    counts = target_N != IGNORED
     index_N1 = target_N.clamp_min(0).unsqueeze(1)
     chance = torch.softmax(logits_NV, -1)
+    hit_N1 = chance.gather(1, index_N1)
     # The floor stands for a probability that underflowed: the loss stays finite and large, and NaN stays NaN.
-    loss = chance.gather(1, index_N1).to(wide).clamp_min(1e-37).log().squeeze(1).neg()
-    chance.scatter_add_(1, index_N1, chance.new_full((1, 1), -1.0).expand_as(index_N1))
-    if not bool(counts.all()):
-        chance.mul_(counts.unsqueeze(1))
-        loss = loss * counts
-    return chance, loss.sum()
+    loss_N1 = hit_N1.to(wide).clamp_min(1e-37).log().neg_()
+    chance.scatter_(1, index_N1, hit_N1 - 1)
+    if int(target_N.min()) < 0:
+        counts_N1 = (target_N != IGNORED).unsqueeze(1)
+        chance.mul_(counts_N1)
+        loss_N1 = loss_N1.where(counts_N1, 0)
+    return chance, loss_N1.sum()

@@ -6,6 +6,7 @@ names among the facts of the model, its options come from the recipe, and what i
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -55,6 +56,7 @@ class PartInfo:
     name: str
     summary: str
     options: dict[str, Any]
+    warning: str | None = None
 
 
 def is_builtin(kind: str, name: str) -> bool:
@@ -98,6 +100,16 @@ def accepts(kind: str, spec: Spec, folder: Path, fact: str) -> bool:
     return fact in inspect.signature(find(kind, spec.name, folder)).parameters
 
 
+def warning(kind: str, name: str) -> str | None:
+    """What must be said of a built-in part before anyone believes its loss; None where there is nothing to say."""
+    if not is_builtin(kind, name) or not getattr(find(kind, name, Path()), "needs_whole_sequence", False):
+        return None
+    return (
+        f"{kind} {name} reads the future: every position learns of those after it, so its loss is lower than it can be "
+        f"when writing, and proves nothing; {name}-running is its honest form"
+    )
+
+
 def catalogue() -> list[PartInfo]:
     """All built-in parts with their one-line summaries and options."""
     found = []
@@ -105,13 +117,13 @@ def catalogue() -> list[PartInfo]:
         for name in names:
             cls = find(kind, name, Path())
             summary = inspect.getdoc(cls) or ""
-            found.append(PartInfo(kind, name, summary.split("\n")[0], _options(cls)))
+            found.append(PartInfo(kind, name, summary.split("\n")[0], _options(cls), warning(kind, name)))
     return found
 
 
 def _options(cls: type) -> dict[str, Any]:
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p.default for p in parameters if p.name not in FACTS and p.kind is not p.VAR_KEYWORD}
+    return {p.name: p.default for p in parameters if p.name not in FACTS and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def _check_options(kind: str, spec: Spec, cls: type) -> dict[str, Any]:
@@ -143,15 +155,20 @@ def resolve_file(place: str, folder: Path) -> Path:
 
 def _load_file(place: str, folder: Path) -> ModuleType:
     path = resolve_file(place, folder)
-    name = f"keyhole_user_{path.stem}_{abs(hash(str(path)))}"
+    source = path.read_bytes()
+    # Loaded once for all layers, and afresh when its text changed.
+    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
+    name = f"keyhole_user_{path.stem}_{digest[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec"), vars(module))
     except Exception as error:
+        del sys.modules[name]
         raise InputError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
     return module
 
@@ -161,3 +178,5 @@ def _import(place: str, name: str) -> ModuleType:
         return importlib.import_module(place)
     except ImportError as error:
         raise InputError(f"{name}: the module {place!r} could not be imported ({error}); is it installed?") from error
+    except Exception as error:
+        raise InputError(f"{name}: the module {place!r} could not be loaded: {type(error).__name__}: {error}") from error

@@ -42,32 +42,38 @@ class FlatWeights:
         self.master = torch.empty(size, device=device)
         self.grad = torch.zeros(size, device=device)
         self.groups = self._lay_out(kinds)
-        if dtype == torch.float32:
-            self.compute, self._low, self._low_grad = model, None, None
-            pairs = zip(ordered, _views(self.grad, ordered), strict=True)
-        else:
+        self.compute, self._low = model, None
+        self._computing = ordered
+        if dtype != torch.float32:
             self.compute = _computing_copy(model, dtype)
             self._low = torch.empty(size, dtype=dtype, device=device)
-            self._low_grad = torch.zeros(size, dtype=dtype, device=device)
-            copies = _same_order(model, self.compute, ordered)
-            for parameter, view in zip(copies, _views(self._low, ordered), strict=True):
+            self._computing = _same_order(model, self.compute, ordered)
+            for parameter, view in zip(self._computing, _views(self._low, ordered), strict=True):
                 parameter.data = view
-            pairs = zip(copies, _views(self._low_grad, ordered), strict=True)
             self.refresh()
-        for parameter, view in pairs:
-            parameter.grad = view
+        self._grads = _views(self.grad, ordered)
+        self._fresh = True
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
-        self.grad.zero_()
-        if self._low_grad is not None:
-            self._low_grad.zero_()
+        self._fresh = True
 
     def collect_grad(self) -> None:
-        """Add what the computing model found, after each piece of a batch, so that pieces add up in float32."""
-        if self._low_grad is not None:
-            self.grad.add_(self._low_grad)
-            self._low_grad.zero_()
+        """Take over what a backward pass found, so that the pieces of a batch add up in float32.
+
+        The model's own gradients start from nothing each time: autograd then hands its tensors over without adding.
+        """
+        missing = [p for p in self._computing if p.grad is None]
+        for parameter in missing:  # a part of the user's may not use all it has
+            parameter.grad = torch.zeros_like(parameter)
+        found = [parameter.grad for parameter in self._computing]
+        if self._fresh:
+            torch._foreach_copy_(self._grads, found)
+        else:
+            torch._foreach_add_(self._grads, [grad.float() for grad in found])
+        self._fresh = False
+        for parameter in self._computing:
+            parameter.grad = None
 
     def clip(self, limit: float) -> float:
         """Scale the gradient down to norm `limit` where it is larger; return the norm it had."""

@@ -1,0 +1,173 @@
+"""The command `keyhole`: its commands, and the one place where an error becomes a sentence and an exit code.
+
+    0 done     1 a finding failed     2 the input was wrong     130 interrupted
+
+Nothing here or in a command's file imports torch, pydantic or transformers before the command runs: help is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, train
+from keyhole.cli.output import print_json
+from keyhole.core.errors import KeyholeError, RunStopped, nearest
+
+INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """The commands; who stops reading our output (`| head`) has had enough, and that is no error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _mute()
+            raise typer.Exit(0) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="keyhole",
+    help="The attention laboratory: train, open and honestly compare attention models.",
+    epilog="Begin with: keyhole train recipes/first.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+COMMANDS = {
+    "train": train.train,
+    "eval": evaluate.evaluate,
+    "sample": sample.sample,
+    "runs": runs.runs,
+    "parts": parts.parts,
+    "export": export.export,
+    "import": importing.import_folder,
+    "doctor": doctor.doctor,
+}
+EXAMPLES = {
+    "train": "keyhole train recipes/first.toml --out runs/first --set train.steps=200",
+    "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
+    "sample": 'keyhole sample runs/first --prompt "The " --tokens 300 --temperature 0.7',
+    "runs": "keyhole runs runs",
+    "parts": "keyhole parts merge",
+    "export": "keyhole export runs/first exported/first",
+    "import": "keyhole import exported/first runs/again",
+    "doctor": "keyhole doctor",
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from keyhole import __version__
+
+        typer.echo(f"keyhole {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_default=False)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out one command line; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a sign shows a question mark, rather than end the program.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = _carry_out(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _mute()
+        code = 0
+    finally:
+        _part()
+    return code
+
+
+def _carry_out(arguments: list[str]) -> int:
+    try:
+        code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
+    except TyperException as error:
+        return _tell(arguments, _usage(arguments, error), 2)
+    except KeyholeError as error:
+        return _tell(arguments, str(error), error.exit_code, error)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _tell(arguments, f"{error.filename or 'the system'}: {error.strerror or error}", 2)
+    except (RuntimeError, MemoryError) as error:
+        if (sentence := _known(error)) is None:
+            raise
+        return _tell(arguments, sentence, 2)
+    if code == INTERRUPTED:
+        return _tell(arguments, "interrupted", INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(arguments: list[str], message: str, code: int, error: KeyholeError | None = None) -> int:
+    """One sentence on stderr, and with --json an object on stdout; the process that writes speaks for all."""
+    rank = os.environ.get("RANK", "0")
+    who = "keyhole" if rank == "0" else f"keyhole (process {rank})"
+    typer.echo(f"{who}: {message}", err=True)
+    if "--json" in arguments and rank == "0":
+        found = {"finding": error.finding.to_dict()} if isinstance(error, RunStopped) else {}
+        print_json({"error": message, "exit_code": code, **found})
+    return code
+
+
+def _usage(arguments: list[str], error: TyperException) -> str:
+    """What is wrong with the command line, as one sentence in our own form."""
+    message = error.format_message().replace("\n", " ").strip().rstrip(".")
+    words = [word for word in arguments if not word.startswith("-")]
+    if words and words[0] not in COMMANDS:
+        return f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)}; see keyhole --help"
+    message = message[:1].lower() + message[1:]
+    return f"{message}; see {' '.join(['keyhole', *words[:1]])} --help"
+
+
+def _known(error: RuntimeError | MemoryError) -> str | None:
+    """A sentence for failures that are the machine's, not ours."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return "there is not enough memory; lower train.batch or data.block, or cut the batch with train.accumulate"
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "onnect" in text:
+        return "the other processes are gone; the first one to stop says why"
+    return None
+
+
+def _mute() -> None:
+    """Nobody reads stdout any more: let what is still to be flushed go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _part() -> None:
+    """Leave the other processes of a torchrun, where there are any."""
+    if "keyhole.training.parallel" in sys.modules:
+        from keyhole.training.parallel import leave_world
+
+        leave_world()

@@ -1,0 +1,69 @@
+"""How commands print: text for people, or one JSON object; never both."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default=False)]
+
+PIPE_WIDTH = 160
+"""Columns where the terminal's width is unknown: files and pipes take long lines."""
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout. JSON has no infinity and no NaN: they become null."""
+    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Stdout for tables and colours; plain text where it is not a terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(width=width, highlight=False, soft_wrap=False)
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table with a rule under its head and no frame; the columns in `right` hold numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    return made
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for people; a dash where there is none."""
+    if value is None:
+        return "-"
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:,.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can show lines and dots, or ASCII alone."""
+    try:
+        "⠿●│✓".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

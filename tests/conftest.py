@@ -1,0 +1,16 @@
+import pytest
+import torch
+from hypothesis import settings
+
+# One thread: results do not depend on the machine, and tests that run side by side do not starve each other.
+torch.set_num_threads(1)
+settings.register_profile("keyhole", deadline=None, print_blob=True)
+settings.load_profile("keyhole")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory):
+    """No test reads or writes the token cache of the person who runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEYHOLE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
