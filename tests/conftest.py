@@ -1,9 +1,12 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 # One thread: results do not depend on the machine, and tests that run side by side do not starve each other.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # and in processes that tests start
 settings.register_profile("keyhole", deadline=None, print_blob=True)
 settings.load_profile("keyhole")
 

@@ -24,14 +24,14 @@ class Series:
 
 
 def plot(series: list[Series], width: int, height: int, unicode: bool = True) -> list[list[Piece]]:
-    """Lines of styled text: the curves over a common scale, with axes and a legend. Empty where nothing can be drawn."""
+    """Styled text: the curves over a common scale, with axes and a legend; none where there is nothing to draw."""
     series = [Series(s.name, s.style, [p for p in s.points if math.isfinite(p[1])], s.dots) for s in series]
     every = [point for one in series for point in one.points]
     if len(every) < 2 or width < 16 or height < 3:
         return []
     last = max(x for x, _ in every)
     low, high = min(y for _, y in every), max(y for _, y in every)
-    high = high if high > low else low + 1e-9
+    high = max(high, low + 1e-9 + 1e-6 * abs(low))
     area = [[(" ", "")] * width for _ in range(height)]
     for one in sorted(series, key=lambda s: s.dots):
         # 0 to 1 from left to right and from top to bottom.
@@ -72,9 +72,13 @@ def _framed(area: list[list[Piece]], low: float, high: float, unicode: bool) -> 
     labels = {0: high, height // 2: high - (high - low) * (height // 2) / (height - 1), height - 1: low}
     tick, bar = ("┤", "│") if unicode else ("+", "|")
     return [
-        [(f"{labels[row]:8.3f} {tick}", "dim") if row in labels else (f"{'':8} {bar}", "dim"), *cells]
+        [(f"{_label(labels[row])} {tick}", "dim") if row in labels else (f"{'':8} {bar}", "dim"), *cells]
         for row, cells in enumerate(area)
     ]
+
+
+def _label(value: float) -> str:
+    return f"{value:8.3f}" if abs(value) < 1000 else f"{value:8.1e}"
 
 
 def _below(series: list[Series], width: int, last: float, unicode: bool) -> list[list[Piece]]:

@@ -16,7 +16,10 @@ _ASCII = {"holds": "ok", "fails": "FAILS", "undecided": "-"}
 
 
 def doctor(json: Json = False) -> None:
-    """Check versions, extras, conflicts, precision, memory and disk, and say which command mends what is wrong."""
+    """Check this machine, and say which command mends what is wrong.
+
+    Looks at versions, extras, known conflicts, threads, precision, memory, disk and cache. Exits 1 when a check fails.
+    """
     from keyhole.doctor import examine
 
     found = examine()
@@ -35,10 +38,11 @@ def _show(found: list[Finding], failed: list[Finding]) -> None:
     screen, unicode = console(), speaks_unicode()
     wide = max(len(finding.statement) for finding in found)
     for finding in found:
-        mark, style = _MARKS[finding.verdict]
-        line = Text.assemble((mark if unicode else f"{_ASCII[finding.verdict]:5}", style), f" {finding.statement:<{wide}}  ")
+        sign, style = _MARKS[finding.verdict]
+        mark = sign if unicode else f"{_ASCII[finding.verdict]:5}"
+        line = Text.assemble((mark, style), f" {finding.statement:<{wide}}  ")
+        indent = " " * len(line.plain)
         line.append(finding.measured)
-        indent = " " * len(line.plain[: wide + (4 if unicode else 8)])
         if finding.verdict == "fails":
             line.append(f"  (expected {finding.expected})", style="red")
         if finding.verdict != "holds" and finding.why:

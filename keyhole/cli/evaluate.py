@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keyhole.cli.output import Json, console, number, print_json, table
+from keyhole.cli.output import Json, cell, console, number, print_json, table
 
 if TYPE_CHECKING:
     from keyhole.use.evaluate import Evaluation
@@ -20,14 +20,23 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")],
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="A text to score; may be given many times.", show_default="the run's dev split"),
+        typer.Option(
+            "--text",
+            metavar="TEXT",
+            help="A text to score; may be given many times.",
+            show_default="the run's dev split",
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="A file to score, cut into rows as the training data was.")
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="A file to score, cut into rows as the training data was."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure loss, perplexity and bits per byte: of texts, of a file, or of the run's whole dev split."""
+    """Measure how well a run predicts: loss, perplexity, bits per byte.
+
+    Scores the texts and the file that are given, each by itself and all together; or else the run's whole dev split.
+    """
     from keyhole.record.run import open_run
 
     opened = open_run(run)
@@ -42,15 +51,17 @@ def evaluate(
 
 
 def _show(found: Evaluation, name: str) -> None:
-    from rich.text import Text
-
-    columns = ("tokens", "loss", "perplexity", "sentence perplexity", "bits per byte")
+    columns = ("tokens", "loss", "perplexity", "sentence\nperplexity", "bits per\nbyte")
     shown = table("text", *columns, right=columns)
     for text, score in [*found.texts, (name, found.total)]:
         if score is found.total and found.texts:
             shown.add_section()
-        line = text if score is found.total else repr(text)
-        label = Text(line if len(line) <= SHOWN else line[: SHOWN - 4] + "...'", style="bold" * (score is found.total))
+        whole = score is found.total
+        label = cell(text if whole else _short(repr(text)), "bold" if whole else "")
         numbers = (score.loss, score.perplexity, score.sentence_perplexity, score.bits_per_byte)
         shown.add_row(label, f"{score.tokens:,}", *map(number, numbers))
     console().print(shown)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]}...{text[-1]}"

@@ -15,7 +15,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write, a new or empty folder.", metavar="DIR")],
     json: Json = False,
 ) -> None:
-    """Write a run as a Hugging Face GPT-2 folder where its parts allow it, and as safetensors otherwise."""
+    """Write a run as a folder that others can read.
+
+    It becomes a Hugging Face GPT-2 where every part of the model has a form in GPT-2, and safetensors otherwise.
+    """
     from keyhole.record.run import open_run
 
     opened = open_run(run)

@@ -15,7 +15,7 @@ def import_folder(
     out: Annotated[Path, typer.Argument(help="The run to make, a new or empty folder.", metavar="DIR")],
     json: Json = False,
 ) -> None:
-    """Read a Hugging Face GPT-2 folder into a run that can be sampled, evaluated and exported."""
+    """Read a Hugging Face GPT-2 folder into a new run."""
     from keyhole.use.gpt2 import import_gpt2
 
     made = import_gpt2(folder, out)

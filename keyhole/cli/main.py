@@ -12,7 +12,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, train
@@ -22,8 +22,23 @@ from keyhole.core.errors import KeyholeError, RunStopped, nearest
 INTERRUPTED = 130
 
 
+def _flag(option: Any) -> Any:
+    """The option --help, without typer's note that a flag is a boolean."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _flag(super().get_help_option(ctx))
+
+
 class _Commands(TyperGroup):
     """The commands; who stops reading our output (`| head`) has had enough, and that is no error."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _flag(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +53,6 @@ app = typer.Typer(
     name="keyhole",
     help="The attention laboratory: train, open and honestly compare attention models.",
     epilog="Begin with: keyhole train recipes/first.toml",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,9 +68,9 @@ COMMANDS = {
     "doctor": doctor.doctor,
 }
 EXAMPLES = {
-    "train": "keyhole train recipes/first.toml --out runs/first --set train.steps=200",
+    "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
-    "sample": 'keyhole sample runs/first --prompt "The " --tokens 300 --temperature 0.7',
+    "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
     "runs": "keyhole runs runs",
     "parts": "keyhole parts merge",
     "export": "keyhole export runs/first exported/first",
@@ -64,7 +78,7 @@ EXAMPLES = {
     "doctor": "keyhole doctor",
 }
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(_command)
+    app.command(_name, cls=_Command, epilog=f"Example: {EXAMPLES[_name]}")(_command)
 
 
 def _version(asked: bool) -> None:
@@ -77,8 +91,8 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[  # noqa: ARG001
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_default=False)
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -108,7 +122,7 @@ def run(arguments: list[str]) -> int:
 
 def _carry_out(arguments: list[str]) -> int:
     try:
-        code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
+        code = app(args=arguments or ["--help"], prog_name="keyhole", standalone_mode=False)
     except TyperException as error:
         return _tell(arguments, _usage(arguments, error), 2)
     except KeyholeError as error:
@@ -131,6 +145,8 @@ def _carry_out(arguments: list[str]) -> int:
 def _tell(arguments: list[str], message: str, code: int, error: KeyholeError | None = None) -> int:
     """One sentence on stderr, and with --json an object on stdout; the process that writes speaks for all."""
     rank = os.environ.get("RANK", "0")
+    if rank != "0" and not _together():
+        return code  # all processes fail alike before they have met, and process 0 says why
     who = "keyhole" if rank == "0" else f"keyhole (process {rank})"
     typer.echo(f"{who}: {message}", err=True)
     if "--json" in arguments and rank == "0":
@@ -145,6 +161,10 @@ def _usage(arguments: list[str], error: TyperException) -> str:
     words = [word for word in arguments if not word.startswith("-")]
     if words and words[0] not in COMMANDS:
         return f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)}; see keyhole --help"
+    option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
+    for pattern, kind in (("valid integer", "a whole number"), ("valid number", "a number")):
+        if pattern in message and option in arguments[:-1]:
+            message = f"{option} {arguments[arguments.index(option) + 1]!r} is not valid; it takes {kind}"
     message = message[:1].lower() + message[1:]
     return f"{message}; see {' '.join(['keyhole', *words[:1]])} --help"
 
@@ -165,9 +185,18 @@ def _mute() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
+def _together() -> bool:
+    """Whether this process has met the others of a torchrun."""
+    if "keyhole.training.parallel" not in sys.modules:
+        return False
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def _part() -> None:
     """Leave the other processes of a torchrun, where there are any."""
-    if "keyhole.training.parallel" in sys.modules:
+    if _together():
         from keyhole.training.parallel import leave_world
 
         leave_world()

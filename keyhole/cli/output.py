@@ -12,8 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object instead of text.")]
 
 PIPE_WIDTH = 160
 """Columns where the terminal's width is unknown: files and pipes take long lines."""
@@ -33,7 +34,7 @@ def console() -> Console:
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table with a rule under its head and no frame; the columns in `right` hold numbers."""
+    """An empty table with a rule under its head and no frame; the columns in `right` hold numbers, which stay whole."""
     from rich import box
     from rich.table import Table
 
@@ -41,6 +42,13 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
     return made
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text for a table that is cut short, rather than wrapped, where the terminal is narrow."""
+    from rich.text import Text
+
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def number(value: float | None, digits: int = 4) -> str:

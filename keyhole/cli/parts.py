@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.output import Json, console, print_json, table
+from keyhole.cli.output import Json, console, print_json
 
 OWN = 'A part of your own is a class in a file: write "my.py:Mine" (or "package.module:Mine") where a name stands.'
 
 
 def parts(
     kind: Annotated[
-        str | None, typer.Argument(help="Show this kind alone, for example mixer.", show_default="all kinds")
+        str | None,
+        typer.Argument(metavar="KIND", help="This kind alone, for example mixer.", show_default="all kinds"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List every part, optimizer, schedule, tokenizer and task that a recipe may name, with its options."""
+    """List what a recipe may name: parts, optimizers, tokenizers, tasks."""
     found = _everything()
     if kind is not None:
         found = _only(kind, found)
@@ -78,27 +79,34 @@ def _only(kind: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _show(found: list[dict[str, Any]]) -> None:
+    from rich.table import Table
     from rich.text import Text
 
-    shown, before = table("kind", "name", "what it does", "options and defaults"), ""
+    shown, before = Table.grid(padding=(0, 2)), ""
+    shown.add_column(no_wrap=True)
     for part in found:
-        if before and part["kind"] != before:
-            shown.add_section()
-        summary = Text(part["summary"].rstrip("."))
+        if part["kind"] != before:
+            shown.add_row(Text(f"{chr(10) * bool(before)}{part['kind']}", style="bold"), "")
+        about = Text(part["summary"].rstrip("."))
+        if part["options"]:
+            options = ", ".join(_option(key, value) for key, value in part["options"].items())
+            about.append(f"\n{options}", style="dim")
         if part["warning"]:
-            summary.append(f"\nwarning: {part['warning']}", style="red")
-        options = ", ".join(f"{key} = {_value(value)}" for key, value in part["options"].items())
-        kind = Text(part["kind"] if part["kind"] != before else "", style="bold")
-        shown.add_row(kind, Text(part["name"], style="cyan"), summary, Text(options))
+            about.append(f"\nwarning: {part['warning']}", style="red")
+        shown.add_row(Text(f"  {part['name']}", style="cyan"), about)
         before = part["kind"]
     screen = console()
     screen.print(shown)
-    screen.print(OWN, markup=False, soft_wrap=True)
+    screen.print(f"\n{OWN}", markup=False, soft_wrap=True)
     screen.print('Options go into a table: mixer = { name = "softmax", qk_norm = true }', markup=False, soft_wrap=True)
 
 
-def _value(value: Any) -> str:
-    """A default as a recipe would write it."""
-    if value is None:
-        return "(chosen)"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+def _option(key: str, default: Any) -> str:
+    """An option and its default as a recipe would write them."""
+    if default is None:
+        return f"{key} (from the block)"
+    if isinstance(default, bool):
+        return f"{key} = {str(default).lower()}"
+    if isinstance(default, str):
+        return f'{key} = "{default}"'
+    return f"{key} = {round(default, 4) if isinstance(default, float) and default > 0.01 else default}"

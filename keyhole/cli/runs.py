@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli.output import Json, console, number, print_json, table
+from keyhole.cli.output import Json, cell, console, number, print_json, table
 
 _STYLE = {"done": "green", "unfinished": "yellow"}
 
@@ -16,7 +16,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie.", metavar="DIR")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs below a folder: where each stands, and how well it predicts."""
+    """List the runs below a folder: how far and how good each is."""
     from keyhole.record.run import list_runs
 
     rows = list_runs(folder)
@@ -26,16 +26,16 @@ def runs(
     if not rows:
         typer.echo(f"no runs in {folder}; keyhole train RECIPE.toml makes the first")
         return
-    from rich.text import Text
-
-    shown = table("run", "state", "step", "train loss", "dev loss", "model", "optimizer", "source", right=("step", "train loss", "dev loss"))
+    numbers = ("step", "train\nloss", "dev\nloss")
+    shown = table("run", "state", *numbers, "model", "optimizer", "source", right=numbers)
     for row in rows:
         shown.add_row(
-            Text(row["run"]),
-            Text(row["state"], style=_STYLE.get(row["state"], "red")),
+            cell(row["run"]),
+            cell(row["state"], _STYLE.get(row["state"], "red")),
             f"{row['step']:,}" if "step" in row else "-",
             number(row.get("train_loss")),
             number(row.get("dev_loss")),
-            *(Text(str(row.get(key, "-"))) for key in ("model", "optimizer", "source")),
+            *(cell(str(row.get(key, "-"))) for key in ("model", "optimizer")),
+            cell(Path(row["source"]).name if "source" in row else "-"),
         )
     console().print(shown)

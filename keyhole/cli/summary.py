@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from keyhole.cli.curve import Series, plot
 from keyhole.cli.output import console, number, speaks_unicode
+from keyhole.core.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.record.run import Run
@@ -52,20 +54,20 @@ def show(run: Run, warnings: list[str]) -> None:
     figures = {
         "train loss": number(done["train_loss"]),
         "dev loss": _dev(done),
-        "speed": f"{done['tokens_per_second'] or 0:,.0f} tokens/s: {done['steps']:,} steps, {done['tokens']:,} tokens, "
-        f"{done['seconds']:,.1f} s of training in {done['precision']}",
+        "trained": f"{done['steps']:,} steps, {done['tokens']:,} tokens in {done['seconds']:,.1f} s",
+        "speed": f"{done['tokens_per_second'] or 0:,.0f} tokens/s in {done['precision']}",
         "record": str(run.path),
     }
     for name, value in figures.items():
         screen.print(f"  {name:<11} [bold]{escape(value)}[/]", soft_wrap=True)
     for warning in warnings:
         screen.print(f"  [bold red]warning[/]     {escape(warning)}", soft_wrap=True)
-    path = _quoted(str(run.path))
+    path, parent = (shlex.quote(str(place)) for place in (run.path, run.path.parent))
     screen.print("\n  next")
     steps = {
-        f'keyhole sample {path} --prompt "The "': "let it write",
+        f"keyhole sample {path}{_prompt(run)}": "let it write",
         f"keyhole eval {path}": "loss, perplexity and bits per byte on all held-out text",
-        "keyhole runs": "all runs beside each other",
+        f"keyhole runs{'' if parent == 'runs' else ' ' + parent}": "all runs beside each other",
     }
     wide = max(map(len, steps))
     for command, what in steps.items():
@@ -82,7 +84,9 @@ def _dev(done: dict[str, Any]) -> str:
     return f"{number(done['dev_loss'])}  ({', '.join(parts)})"
 
 
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
+def _prompt(run: Run) -> str:
+    """A prompt that this run can read, if the usual one is in its vocabulary."""
+    try:
+        return ' --prompt "The "' if len(run.tokenizer.encode("The ")) else ""
+    except InputError:
+        return ""

@@ -18,17 +18,19 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe file in TOML.", metavar="RECIPE.toml")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The run's directory, which must be new or empty.", show_default="runs/<name of the recipe>"),
+        typer.Option(
+            metavar="DIR",
+            help="The run's directory, which must be new or empty.",
+            show_default="runs/NAME for NAME.toml",
+        ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run was stopped.", show_default=False)
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", metavar="", help="Go on where the run was stopped.")] = False,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a key of the recipe; may be given many times.", metavar="SECTION.KEY=VALUE"),
     ] = None,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.", show_default=False)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")] = False,
 ) -> None:
     """Train the model of a recipe, and keep the record of it."""
     from keyhole.core.config import Recipe, parse_setting

@@ -1,6 +1,6 @@
 """Recipes: everything that defines one run, strict, frozen and hashed.
 
-A recipe has three sections, `[data]`, `[model]` and `[train]`. A key that names a part (a mixer, an optimizer, a source ...)
+A recipe has three sections, `[data]`, `[model]` and `[train]`. A key that names a part (a mixer, an optimizer, a source)
 is a string, or a table with `name` and its options. Unknown keys are errors that name the nearest valid key.
 """
 
@@ -110,7 +110,8 @@ class Model(Section):
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}; heads may be {_some(fits)}")
         if self.kv_heads and self.heads % self.kv_heads:
             fits = [h for h in range(1, self.heads + 1) if self.heads % h == 0]
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; it may be {_some(fits)}")
+            given = f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}"
+            raise ValueError(f"{given}; it may be {_some(fits)}")
         return self
 
 

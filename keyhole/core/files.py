@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +52,29 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         fsync(path.parent)
+
+
+@contextmanager
+def whole_folder(folder: Path, doing: str) -> Iterator[Path]:
+    """A new folder that appears under its name only when whole: filled beside it, then renamed."""
+    folder = folder.absolute()
+    with storage_errors(folder, doing):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; give a new folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InputError(f"{folder} is not empty, and nothing is written over; give a new folder")
+        # Not tempfile.mkdtemp, whose folders nobody else may read.
+        temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                fsync(path)
+            os.replace(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        fsync(folder.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -35,5 +35,5 @@ def _value(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    bare = key and all(character.isalnum() and character.isascii() or character in "-_" for character in key)
+    bare = key and all((character.isalnum() and character.isascii()) or character in "-_" for character in key)
     return key if bare else _value(key)

@@ -1,4 +1,4 @@
-"""Is this machine fit to train? Findings on what is installed and on the machine, each with the command that mends it."""
+"""Is this machine fit to train? Findings on packages and machine, each with the command that mends it."""
 
 from __future__ import annotations
 

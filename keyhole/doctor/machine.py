@@ -51,7 +51,7 @@ def _torch() -> list[Finding]:
             expected="the faster of float32 and bfloat16",
             measured=f"{chosen.name}: {chosen.reason}",
             verdict="holds",
-            why="train.precision = \"auto\" computes in it; weights stay in float32",
+            why='train.precision = "auto" computes in it; weights stay in float32',
         ),
         Finding(
             statement="matrix products",
@@ -113,7 +113,10 @@ def _cache() -> Finding:
         from keyhole.text.tokens import cache_folder
     except Exception as error:  # numpy or tokenizers is missing or broken, which is a finding of its own
         return Finding(
-            statement="cache", expected="writable", measured=f"{type(error).__name__}: {error}", verdict="undecided",
+            statement="cache",
+            expected="writable",
+            measured=f"{type(error).__name__}: {error}",
+            verdict="undecided",
             remedy="mend the packages above first",
         )
     folder, reason = cache_folder(), ""

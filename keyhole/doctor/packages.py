@@ -1,4 +1,4 @@
-"""What is installed: what Keyhole needs, its extras, and what is known to break others. Nothing is imported to find out."""
+"""What is installed: what Keyhole needs, its extras, what is known to break others. Nothing is imported to find out."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ class Sampling:
             raise InputError(f"top-k {self.top_k} is not valid; it is 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top-p {self.top_p} is not valid; it is above 0 and at most 1")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed {self.seed} is not valid; it is a whole number from 0 to 2^63 - 1, for example 0")
 
 
 class Decoder:

@@ -31,7 +31,7 @@ class Guarded(nn.Module):
         by_forward = kind == "position" and not {"add", "turn", "bias"} & set(offered)
         if by_forward:
             self.add = self._add_by_forward  # the least a position can be: forward(x) adds
-        # Without a state or a word that it works token by token, nothing may be cached: decoding recomputes each prefix.
+        # Without a state or a word that it works token by token nothing may be cached: decoding recomputes each prefix.
         steps = "step" in offered or getattr(part, "tokenwise", False)
         self.needs_whole_sequence = not steps and (kind != "position" or by_forward)
 
@@ -53,7 +53,8 @@ class Guarded(nn.Module):
         if method == "bias":
             wanted = (len(args[0]), len(args[1]))
             if not isinstance(result, torch.Tensor) or result.shape[-2:] != wanted:
-                raise InputError(f"{self.kind} {self.name} returned {_shape(result)}; bias must return (heads, {wanted[0]}, {wanted[1]})")
+                must = f"bias must return (heads, {wanted[0]}, {wanted[1]})"
+                raise InputError(f"{self.kind} {self.name} returned {_shape(result)}; {must}")
         return result
 
     def _call(self, function: Any, *args: Any, **options: Any) -> Any:

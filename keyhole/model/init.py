@@ -1,7 +1,8 @@
 """Every initial scale, in one table.
 
-A parameter says what it is for (its role); the table says how large it starts. Each parameter draws from a random stream of
-its own name, so that exchanging one part leaves the first values of all others as they were: arms of a study are paired.
+A parameter says what it is for (its role); the table says how large it starts. Each parameter draws from a random
+stream of its own name, so that exchanging one part leaves the first values of all others as they were: arms of a study
+are paired.
 
 | role | standard (GPT-2's) | quiet |
 | --- | --- | --- |
@@ -13,7 +14,7 @@ its own name, so that exchanging one part leaves the first values of all others 
 | gain | 1 | 1 |
 | bias | 0 | 0 |
 
-With `quiet`, every block starts as the identity, and with an untied head every logit at 0: the first loss is ln V exactly.
+With `quiet`, every block starts as the identity; an untied head starts at 0, so that the first loss is ln V exactly.
 A user's parameter without a role keeps the value that its own constructor gave it.
 """
 

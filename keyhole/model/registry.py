@@ -1,7 +1,7 @@
 """From a part's name to the part: built in by name, or a class in the user's file or package.
 
-`"rope"`, `"file.py:Thing"` and `"package.module:Thing"` all come through the same door: the constructor is given what it
-names among the facts of the model, its options come from the recipe, and what it does not know is an error.
+`"rope"`, `"file.py:Thing"` and `"package.module:Thing"` all come through the same door: the constructor is given what
+it names among the facts of the model, its options come from the recipe, and what it does not know is an error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "swiglu": "keyhole.parts.feed:Swiglu",
     },
 }
+_TAKES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 FACTS = ("width", "heads", "block", "layer", "kv_heads", "position", "merge")
 
 
@@ -84,7 +86,7 @@ def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
     """Build a part from its spec and the facts its constructor asks for."""
     cls = find(kind, spec.name, folder)
     options = _check_options(kind, spec, cls)
-    wanted = inspect.signature(cls).parameters
+    wanted = _parameters(cls)
     given = {key: value for key, value in facts.items() if key in wanted and key not in options}
     try:
         part = cls(**given, **options)
@@ -97,7 +99,7 @@ def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
 
 def accepts(kind: str, spec: Spec, folder: Path, fact: str) -> bool:
     """Whether the part's constructor asks for this fact."""
-    return fact in inspect.signature(find(kind, spec.name, folder)).parameters
+    return fact in _parameters(find(kind, spec.name, folder))
 
 
 def warning(kind: str, name: str) -> str | None:
@@ -121,13 +123,18 @@ def catalogue() -> list[PartInfo]:
     return found
 
 
+def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    # nn.Module's own constructor is declared to take anything, and takes nothing.
+    return {} if cls.__init__ is nn.Module.__init__ else inspect.signature(cls).parameters
+
+
 def _options(cls: type) -> dict[str, Any]:
-    parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p.default for p in parameters if p.name not in FACTS and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    named = [p for p in _parameters(cls).values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return {p.name: p.default for p in named if p.name not in FACTS}
 
 
 def _check_options(kind: str, spec: Spec, cls: type) -> dict[str, Any]:
-    parameters = inspect.signature(cls).parameters
+    parameters = _parameters(cls)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return spec.options
     allowed = _options(cls)
@@ -140,7 +147,8 @@ def _check_options(kind: str, spec: Spec, cls: type) -> dict[str, Any]:
         number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
         if plain and type(value) is not type(default) and not number:
             raise InputError(
-                f"{kind} {spec.name!r}: option {key} = {value!r} is not valid; it takes a {type(default).__name__} such as {default!r}"
+                f"{kind} {spec.name!r}: option {key} = {value!r} is not valid; it takes {_TAKES[type(default)]}"
+                + ("" if isinstance(default, bool) else f" such as {default!r}")
             )
     return spec.options
 
@@ -179,4 +187,5 @@ def _import(place: str, name: str) -> ModuleType:
     except ImportError as error:
         raise InputError(f"{name}: the module {place!r} could not be imported ({error}); is it installed?") from error
     except Exception as error:
-        raise InputError(f"{name}: the module {place!r} could not be loaded: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{name}: the module {place!r} could not be loaded: {reason}") from error

@@ -47,11 +47,11 @@ class Checkpoint:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's tensors by name."""
-        return load_file(self.path / "weights.safetensors")
+        return _read(self.path / "weights.safetensors")
 
     def optimizer(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors and the state of chance."""
-        return load_file(self.path / "optimizer.safetensors")
+        return _read(self.path / "optimizer.safetensors")
 
 
 def save(
@@ -104,6 +104,26 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, faults
 
 
+def set_aside(folder: Path, after: int) -> list[Path]:
+    """Rename damaged checkpoints of later steps than `after`, so that a run going on from there is not taken for damaged."""
+    moved = []
+    for path in _all(folder):
+        if int(_NAME.fullmatch(path.name)[1]) > after:  # type: ignore[index]
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            with storage_errors(path, "setting aside"):
+                os.replace(path, aside)
+            moved.append(aside)
+    return moved
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{file} cannot be read ({error})") from None
+
+
 def _all(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
@@ -134,9 +154,12 @@ def _fill(
         except SafetensorError as error:
             # The library hides the system's reason in its text; a full disk is the usual one.
             raise OSError(errno.ENOSPC, str(error)) from error
+        os.chmod(file, 0o644)
         fsync(file)
         digests[name] = sha256(file)
     text = json.dumps({"format": FORMAT, **state, "files": digests}, indent=2)
     (folder / "state.json").write_text(text + "\n", encoding="utf-8")
+    os.chmod(folder / "state.json", 0o644)
+    os.chmod(folder, 0o755)  # others may read a run, as they may read all else in it
     fsync(folder / "state.json")
     fsync(folder)

@@ -16,6 +16,7 @@ from keyhole.model.registry import resolve_file
 from keyhole.record.environment import environment
 from keyhole.text import Dataset, save_tokenizer
 
+LOCK, STARTING = ".lock", ".starting"
 PARTS = ("mixer", "position", "merge", "norm", "feed")
 
 
@@ -24,6 +25,8 @@ def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, A
     stored, code = portable(recipe)
     with storage_errors(out, "creating the run directory"):
         out.mkdir(parents=True, exist_ok=True)
+        # Whoever is killed from here on leaves a folder that is known to hold nothing but our beginnings.
+        (out / STARTING).touch()
         for name, source in code.items():
             (out / "code").mkdir(exist_ok=True)
             shutil.copyfile(source, out / name)
@@ -33,21 +36,29 @@ def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, A
     write_json(out / "environment.json", {**environment(), **notes, "data": data, "code": digests})
     # The recipe comes last: a directory with a recipe is a run.
     write_atomically(out / "recipe.toml", stored.to_toml())
+    (out / STARTING).unlink(missing_ok=True)
 
 
 def refuse_if_taken(out: Path) -> None:
     """A new run never writes over anything."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give --out a new folder")
-    if out.is_dir() and any(path.name != ".lock" for path in out.iterdir()):
+    if (out / STARTING).is_file() and not (out / "recipe.toml").exists():
+        return  # a start that was cut off before there was anything to go on with
+    if out.is_dir() and any(path.name != LOCK for path in out.iterdir()):
         hint = "add --resume to go on with it, or " if (out / "recipe.toml").is_file() else ""
         raise InputError(f"{out} is not empty; {hint}give --out another folder")
 
 
-def refuse_if_changed(out: Path, recipe: Recipe, dataset_hash: str) -> None:
-    """A resumed run must have the recipe, the data and the user's code that it was started with."""
+def refuse_if_none(out: Path) -> None:
+    """Only a run can be resumed."""
     if not (out / "recipe.toml").is_file():
         raise InputError(f"there is no run to resume in {out}; leave --resume out to start one")
+
+
+def refuse_if_changed(out: Path, recipe: Recipe, dataset_hash: str) -> None:
+    """A resumed run must have the recipe, the data and the user's code that it was started with."""
+    refuse_if_none(out)
     stored = Recipe.load(out / "recipe.toml")
     now, code = portable(recipe)
     if changed := _first_difference(stored.model_dump(), now.model_dump()):
@@ -86,15 +97,27 @@ def portable(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
     """Hold a run directory for one process; the lock ends with the process, however it ends."""
+    new = not out.exists()
     with storage_errors(out, "opening the run directory"):
         out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("w")
+        file = (out / LOCK).open("w")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"another process is training in {out}; wait for it or give --out another folder") from None
-        yield
+        try:
+            yield
+        finally:
+            _leave_no_trace(out, new)
+
+
+def _leave_no_trace(out: Path, new: bool) -> None:
+    """A run that never began leaves no folder behind."""
+    if [path.name for path in out.iterdir()] == [LOCK]:
+        (out / LOCK).unlink()
+        if new:
+            out.rmdir()
 
 
 def _free_name(source: Path, code: dict[str, Path]) -> str:

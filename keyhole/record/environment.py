@@ -27,6 +27,18 @@ def environment() -> dict[str, Any]:
     }
 
 
+def differences(known: dict[str, Any]) -> list[str]:
+    """What has changed since a run began that may change the last bits of its weights."""
+    now = environment()
+    found = []
+    for section, keys in (("versions", ("torch", "numpy", "keyhole")), ("machine", ("capability", "threads"))):
+        for key in keys:
+            before = known.get(section, {}).get(key)
+            if before != now[section][key]:
+                found.append(f"{key} was {before} and is {now[section][key]} now: losses agree, but not bit for bit")
+    return found
+
+
 def version(package: str) -> str | None:
     """The installed version, or None."""
     try:

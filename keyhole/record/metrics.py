@@ -13,14 +13,17 @@ NAME = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends rows. `offset` is where the file ends: a checkpoint remembers it."""
+    """Appends rows. `offset` is where the file ends: a checkpoint remembers it. `lost` says that the file ended before that."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         with storage_errors(path, "opening"):
             self._file = path.open("ab")
-            self._file.truncate(offset)
-            self._file.seek(offset)
+            there = self._file.tell()
+            self.lost = there < offset
+            if there != offset:
+                self._file.truncate(_whole_rows(path) if self.lost else offset)
+            self._file.seek(0, os.SEEK_END)
 
     @property
     def offset(self) -> int:
@@ -41,6 +44,10 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _whole_rows(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -121,7 +121,12 @@ def list_runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; keyhole train RECIPE.toml makes the first run")
-    return [_summary(path.parent) for path in sorted(folder.rglob("recipe.toml")) if "code" not in path.parts]
+    return [_summary(path.parent) for path in _recipes(folder)]
+
+
+def _recipes(folder: Path) -> list[Path]:
+    """Every recipe that stands for a run; one among a run's copied code does not."""
+    return [path for path in sorted(folder.rglob("recipe.toml")) if "code" not in path.relative_to(folder).parts]
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ SEPARATOR = "\n\n"
 FOLDER_ENDINGS = (".txt", ".md", ".py")
 """The files of a folder that count as text when no `pattern` is given."""
 
-_SOURCES = 'give "builtin:python", a file, a folder, "hf:NAME" or "hf:FOLDER"'
+_SOURCES = 'give "builtin:python", a file, a folder, "data:FILE", "hf:NAME" or "hf:FOLDER"'
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ def read_corpus(source: Spec, folder: Path) -> Corpus:
         documents = _read_builtin(source, rest)
     elif colon and kind == "hf":
         documents = _read_dataset(source, rest, folder)
+    elif colon and kind == "imported":
+        raise InputError(f"this run was imported from {rest} and brings no text; set data.source ({_SOURCES})")
+    elif colon and kind == "data":
+        documents = _read_path(source.model_copy(update={"name": str(_in_data_folder(rest, folder))}), folder)
     elif colon and kind == "task":
         raise InputError(f"{source.name!r} is a generated task and has no text to read; {_SOURCES}")
     else:
@@ -83,6 +87,18 @@ def _find(name: str, folder: Path) -> Path | None:
     path = os.path.expanduser(name)
     # An absolute path stays itself when joined. Other than Path.exists, this never raises on an impossible name.
     return next((place for place in (folder / path, Path.cwd() / path) if os.path.exists(place)), None)
+
+
+def _in_data_folder(name: str, folder: Path) -> Path:
+    """A file of the shared data folder, which is read in place: $KEYHOLE_DATA, or shared/data beside the project."""
+    given = os.environ.get("KEYHOLE_DATA")
+    beside = [base.resolve().parent / "shared" / "data" for base in (Path.cwd(), folder, folder.parent)]
+    places = [Path(given)] if given else list(dict.fromkeys(beside))
+    for place in places:
+        if (place / name).exists():
+            return place / name
+    looked = " or ".join(map(str, places))
+    raise InputError(f"there is no {name} in {looked}; set KEYHOLE_DATA to the folder that holds it, or name a file of your own")
 
 
 def _read_path(source: Spec, folder: Path) -> list[str]:

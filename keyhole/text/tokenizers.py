@@ -61,9 +61,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / _FILE, {"format": _FORMAT, **tokenizer.to_dict()})
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Read the tokenizer that `save_tokenizer` wrote into a folder."""
-    path = folder / _FILE
+    path = Path(folder) / _FILE
     state = read_json(path)
     if not isinstance(state, dict) or state.get("format") != _FORMAT or state.get("name") not in _KINDS:
         raise StorageError(f"{path} is not a tokenizer that Keyhole saved; give the folder of a run")

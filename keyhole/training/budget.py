@@ -42,9 +42,14 @@ class Budget:
 
 def due(every: int, times: int, step: int, before: float, after: float) -> bool:
     """Whether a step that took progress from `before` to `after` completes an interval: `every` steps, or 1/`times` of the run."""
-    if after >= 1:
-        return True
     if every:
-        return step % every == 0
+        return after >= 1 or step % every == 0
+    return _completed(after, times) > _completed(before, times)
+
+
+def _completed(progress: float, times: int) -> int:
+    """How many of the `times` intervals of a run are behind it. The last one ends with the run, never a step before."""
+    if progress >= 1:
+        return times
     # A hair is added so that rounding (100 steps of .01) cannot shift an interval's end.
-    return math.floor(after * times + 1e-9) > math.floor(before * times + 1e-9)
+    return min(math.floor(progress * times + 1e-9), times - 1)

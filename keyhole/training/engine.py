@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,12 +78,10 @@ class Engine:
         pieces = self.train.accumulate
         self.weights.zero_grad()
         total = torch.zeros((), device=self.device)
-        for i, (px, py) in enumerate(zip(x[mine].chunk(pieces), y[mine].chunk(pieces), strict=True)):
-            last = i == pieces - 1
-            with self._hold_back(not last):
-                loss = self.network(px, py)
-                # The wrapper averages gradients over processes; the loss wants their sum over all targets.
-                (loss * (self.world.size / targets)).backward()
+        for px, py in zip(x[mine].chunk(pieces), y[mine].chunk(pieces), strict=True):
+            loss = self.network(px, py)
+            # The wrapper averages gradients over processes; the loss wants their sum over all targets.
+            (loss * (self.world.size / targets)).backward()
             self.weights.collect_grad()
             total += loss.detach()
         done = Step(float(self.world.sum(total)) / targets, self.weights.clip(self.train.clip), targets)
@@ -102,10 +99,6 @@ class Engine:
             return "the readable definition: a bias on the scores has no faster form yet"
         asked = mixers[0].impl
         return choose_kernel(self.device, self.precision.dtype, tokens).reason if asked == "auto" else f"{asked}: asked for"
-
-    def _hold_back(self, hold: bool) -> AbstractContextManager[None]:
-        """While a batch's pieces add up, processes need not exchange gradients."""
-        return self.network.no_sync() if hold and hasattr(self.network, "no_sync") else nullcontext()
 
 
 def _refuse_sharded(train: Train) -> None:

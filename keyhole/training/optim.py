@@ -77,7 +77,7 @@ class Optimizer:
 
 def build_optimizer(spec: Spec, rate: float, groups: list[Group], dtype: torch.dtype = torch.float32) -> Optimizer:
     """The optimizer of a recipe over grouped parameters; `dtype` is what Muon iterates in."""
-    options = _read_options(spec)
+    options = read_options(spec)
     decay = options["decay"]
     if spec.name == "muon":
         matrices = [group for group in groups if group.kind == "matrix"]
@@ -190,7 +190,8 @@ def _torch_groups(groups: list[Group], rate: float, decay: float) -> list[dict[s
     ]
 
 
-def _read_options(spec: Spec) -> dict[str, Any]:
+def read_options(spec: Spec) -> dict[str, Any]:
+    """An optimizer's options with defaults filled in, or what is wrong with them."""
     if spec.name not in OPTIONS:
         raise InputError(f"there is no optimizer {spec.name!r}{nearest(spec.name, OPTIONS)}")
     options = dict(OPTIONS[spec.name])

@@ -9,13 +9,22 @@ process sees the same global batch and takes its rows, so the losses are those o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import nn
 
-from keyhole.core.errors import InputError
+from keyhole.core.config import Train
+from keyhole.core.errors import InputError, KeyholeError
+
+
+class Parted(KeyholeError):
+    """Another process of the run ended, so this one cannot go on."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,20 @@ class World:
     def share(self, rows: int) -> slice:
         """This process's rows of a batch."""
         if rows % self.size:
-            raise InputError(f"a batch of {rows} rows cannot be shared by {self.size} processes; make train.batch a multiple")
+            raise InputError(f"{rows} rows cannot be shared by {self.size} processes; make them a multiple of {self.size}")
         each = rows // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
+
+    def refuse(self, train: Train) -> None:
+        """Refuse a recipe that so many processes cannot carry out."""
+        if train.batch % (train.accumulate * self.size):
+            cut = f" cut into {train.accumulate} pieces" if train.accumulate > 1 else ""
+            raise InputError(
+                f"a batch of {train.batch} rows{cut} cannot be shared by {self.size} processes; "
+                f"make train.batch a multiple of {train.accumulate * self.size}"
+            )
+        if self.size > 1 and train.parallel == "fsdp" and train.optimizer.name == "muon":
+            raise InputError('muon works on whole matrices and fsdp holds shares of them; set train.parallel = "ddp"')
 
     def wrap(self, network: nn.Module, *, sharded: bool) -> nn.Module:
         """The network with its gradients averaged over processes."""
@@ -66,10 +86,24 @@ class World:
         """Process 0's number, so that clocks cannot disagree."""
         return float(self.gather(torch.tensor(value, dtype=torch.float64))[0])
 
-    def wait(self) -> None:
-        """Wait for all processes."""
-        if self.size > 1:
-            torch.distributed.barrier()
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What one process cannot do, all leave undone: the first to fail says why, the others end in silence.
+
+        Processes must not talk to each other inside; all of them leave at the same time.
+        """
+        try:
+            yield
+        except Exception:
+            if self._first_to_fail(True) in (None, self.rank):
+                raise
+            raise SystemExit(2) from None
+        if self._first_to_fail(False) is not None:
+            raise SystemExit(2)
+
+    def _first_to_fail(self, failed: bool) -> int | None:
+        flags = self.gather(torch.tensor(float(failed)))
+        return next((rank for rank, flag in enumerate(flags) if flag), None)
 
 
 ALONE = World()
@@ -81,6 +115,8 @@ def join_world() -> World:
     if size == 1:
         return ALONE
     if not torch.distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # Numbers on the CPU travel by gloo also where tensors on GPUs travel by nccl.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, timeout=timedelta(minutes=10))

@@ -33,7 +33,7 @@ def choose_precision(asked: str, device: str = "cpu") -> Precision:
     if asked != "auto":
         return Precision(asked, "asked for in the recipe")  # type: ignore[arg-type]
     if device != "cpu":
-        native = torch.cuda.is_bf16_supported() if device == "cuda" else False
+        native = torch.cuda.is_bf16_supported() if device.startswith("cuda") else False
         return Precision("bfloat16" if native else "float32", f"{device} {'runs' if native else 'lacks'} bfloat16")
     slow, fast = (matrix_rate(dtype, 512) for dtype in (torch.float32, torch.bfloat16))
     ratio = fast / slow

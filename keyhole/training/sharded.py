@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -18,8 +20,9 @@ class ShardedWeights:
         kinds = {name: kind_of(parameter) for name, parameter in model.named_parameters()}
         lower = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         policy = MixedPrecisionPolicy() if dtype == torch.float32 else lower
+        common = _in_several_places(model)
         for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
+            fully_shard(block, mp_policy=policy, ignored_params=common)
         fully_shard(model, mp_policy=policy)
         self.compute = model
         self._parameters = list(model.parameters())
@@ -42,8 +45,17 @@ class ShardedWeights:
         whole = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if 0 < limit < whole < float("inf"):
             for parameter in self._parameters:
-                parameter.grad.mul_(limit / whole)
+                if parameter.grad is not None:
+                    parameter.grad.mul_(limit / whole)
         return whole
 
     def refresh(self) -> None:
         """FSDP converts as it gathers."""
+
+
+def _in_several_places(model: nn.Module) -> set[nn.Parameter]:
+    """What blocks have in common, such as learned positions: the model as a whole shares it out."""
+    places = [set(child.parameters()) for name, child in model.named_children() if name != "blocks"]
+    places += [set(block.parameters()) for block in model.blocks]
+    times = Counter(parameter for place in places for parameter in place)
+    return {parameter for parameter, count in times.items() if count > 1}

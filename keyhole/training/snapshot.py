@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from keyhole.core.errors import StorageError
+from keyhole.core.errors import InputError, StorageError
 from keyhole.core.seeds import derive
 from keyhole.record.checkpoint import Checkpoint
 from keyhole.record.run import load_weights, named_tensors
 from keyhole.training.engine import Engine
 from keyhole.training.parallel import World
 
-CHANCE = "chance."
+CHANCE, CHANCE_GPU = "chance.", "chance-gpu."
 
 
 def capture(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -27,6 +27,9 @@ def capture(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
     optimizer = {name: _whole(tensor) for name, tensor in engine.optimizer.tensors().items()}
     for rank, state in enumerate(engine.world.gather(torch.get_rng_state())):
         optimizer[f"{CHANCE}{rank}"] = state
+    if _on_gpu(engine):
+        for rank, state in enumerate(engine.world.gather(torch.cuda.get_rng_state(engine.device))):
+            optimizer[f"{CHANCE_GPU}{rank}"] = state
     return weights, optimizer
 
 
@@ -35,14 +38,11 @@ def restore(engine: Engine, saved: Checkpoint) -> list[str]:
     notes = []
     weights, optimizer = saved.weights(), saved.optimizer()
     chance = {name: optimizer.pop(name) for name in list(optimizer) if name.startswith(CHANCE)}
-    fill = load_sharded if _sharded(engine) else load_weights
+    chance_gpu = {name: optimizer.pop(name) for name in list(optimizer) if name.startswith(CHANCE_GPU)}
+    fill = load_sharded if is_sharded(engine) else load_weights
     fill(engine.model, weights, str(saved.path))
     engine.weights.refresh()
-    try:
-        like = [p for part in engine.optimizer.parts for group in part.param_groups for p in group["params"]]
-        engine.optimizer.restore(_share_like(optimizer, like) if _sharded(engine) else optimizer)
-    except (KeyError, IndexError, ValueError) as error:
-        raise StorageError(f"{saved.path}: the optimizer's state does not fit the recipe ({error})") from None
+    engine.optimizer.restore(_placed(optimizer, engine, str(saved.path)))
     if len(chance) != engine.world.size:
         notes.append(
             f"this run was trained by {len(chance)} process(es) and goes on with {engine.world.size}: "
@@ -51,6 +51,8 @@ def restore(engine: Engine, saved: Checkpoint) -> list[str]:
         seed_chance(engine.train.seed, engine.world)
     else:
         torch.set_rng_state(chance[f"{CHANCE}{engine.world.rank}"])
+        if _on_gpu(engine) and chance_gpu:
+            torch.cuda.set_rng_state(chance_gpu[f"{CHANCE_GPU}{engine.world.rank}"], engine.device)
     return notes
 
 
@@ -68,20 +70,40 @@ def load_sharded(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
     for name, tensor in wanted.items():
         whole = weights[name]
         if isinstance(tensor, DTensor):
-            whole = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
+            whole = distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(whole)
 
 
-def _share_like(state: dict[str, torch.Tensor], parameters: list[Any]) -> dict[str, torch.Tensor]:
-    shared = {}
+def _placed(state: dict[str, torch.Tensor], engine: Engine, where: str) -> dict[str, torch.Tensor]:
+    """The optimizer's tensors where its parameters are: on their device, shared out as they are."""
+    parts = [[p for group in part.param_groups for p in group["params"]] for part in engine.optimizer.parts]
+    placed = {}
     for name, whole in state.items():
-        like = parameters[int(name.split(".")[1])]
-        fits = isinstance(like, DTensor) and whole.shape == like.shape
-        shared[name] = distribute_tensor(whole, like.device_mesh, like.placements) if fits else whole
-    return shared
+        i, j, key = name.split(".", 2)
+        like: Any = parts[int(i)][int(j)] if int(i) < len(parts) and int(j) < len(parts[int(i)]) else None
+        if like is None or (whole.ndim and whole.shape != like.shape):
+            raise InputError(
+                f"the optimizer's state in {where} does not fit: it was cut for another train.parallel or number of "
+                "processes; go on with as many processes as the run began with"
+            )
+        if not whole.ndim:
+            # A count of steps lies where torch left it: on the device for fused optimizers, else on the CPU.
+            known = engine.optimizer.parts[int(i)].state.get(like, {}).get(key)
+            fused = engine.optimizer.parts[int(i)].defaults.get("fused")
+            placed[name] = whole.to(known.device if known is not None else like.device if fused else "cpu")
+        elif isinstance(like, DTensor):
+            placed[name] = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
+        else:
+            placed[name] = whole.to(like.device)
+    return placed
 
 
-def _sharded(engine: Engine) -> bool:
+def _on_gpu(engine: Engine) -> bool:
+    return engine.device.startswith("cuda")
+
+
+def is_sharded(engine: Engine) -> bool:
+    """Whether each process holds only a share of the model."""
     return any(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
 
 

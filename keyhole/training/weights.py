@@ -105,7 +105,7 @@ class FlatWeights:
 
 def _computing_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The same model with parameters of lower precision. Buffers stay as they are: tables of angles want their digits."""
-    replica = copy.deepcopy(model)
+    replica = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})  # buffers are shared
     for parameter in replica.parameters():
         parameter.data = parameter.data.to(dtype)
     return replica

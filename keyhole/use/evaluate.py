@@ -2,7 +2,7 @@
 
     loss                  mean over tokens of -ln p(token | those before it), in nats
     perplexity            exp(loss)
-    sentence perplexity   mean over rows of exp(mean loss in the row): the course notes' measure, ruled by the hardest rows
+    sentence perplexity   mean over rows of exp(mean loss in the row): the course notes' measure, ruled by hard rows
     bits per byte         loss summed / ln 2 / UTF-8 bytes predicted: comparable between tokenizers
 
 Legend: B rows, T tokens, N targets, W width, V vocabulary.
@@ -23,7 +23,7 @@ from keyhole.core.config import Data, Spec
 from keyhole.core.errors import InputError
 from keyhole.model.lm import LM
 from keyhole.record.run import Run
-from keyhole.text import NO_TARGET, Batch, Tokenizer, documents, open_dataset, read_corpus
+from keyhole.text import NO_TARGET, Batch, Dataset, Tokenizer, documents, open_dataset, read_corpus
 
 LOGITS_AT_ONCE = 20_000_000
 
@@ -67,7 +67,7 @@ def evaluate(run: Run, texts: Sequence[str] | None = None, file: str | Path | No
         if texts is not None:
             raise InputError('there is no text to evaluate; give at least one, for example texts=["To be, or not"]')
         dataset = open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer)
-        return Evaluation(score(run.model, dataset.dev(rows=32), dataset.dev_bytes), [])
+        return Evaluation(score_dev(run.model, dataset), [])
     scored, losses, sizes = [], [], []
     for text in given:
         batches = list(_text_batches(text, run.tokenizer, run.recipe.data))
@@ -84,6 +84,15 @@ def evaluate(run: Run, texts: Sequence[str] | None = None, file: str | Path | No
 def score(model: LM, batches: Iterable[Batch], size: int | None) -> Score:
     """Score a model on batches of (inputs, targets) that stand for `size` bytes of text."""
     return _summary(np.concatenate([_row_losses(model, batch) for batch in batches]), size)
+
+
+def score_dev(model: LM, dataset: Dataset, tokens: int = 0) -> Score:
+    """Score a model on a dev split, or with `tokens` on the part of it that has about so many."""
+    losses, sizes = [], []
+    for batch in dataset.dev(rows=32, tokens=tokens):
+        losses.append(_row_losses(model, batch))
+        sizes.append(dataset.target_bytes(batch[1]))
+    return _summary(np.concatenate(losses), None if None in sizes else sum(sizes))  # type: ignore[arg-type]
 
 
 def run_bytes(tokenizer: Tokenizer, batches: Sequence[Batch]) -> int | None:
@@ -140,7 +149,7 @@ def _exp(loss: float) -> float:
 
 
 def _text_batches(text: str, tokenizer: Tokenizer, data: Data) -> Iterator[Batch]:
-    """One text as windows of a block, each its own batch; between START and STOP where the model was trained on rows."""
+    """One text as windows of a block, each its own batch; between START and STOP where the training data was rows."""
     ids = tokenizer.encode(text).astype(np.int64)
     if data.rows != "text" and tokenizer.start is not None:
         ids = np.concatenate(([tokenizer.start], ids, [tokenizer.stop]))

@@ -9,11 +9,7 @@ The form is `gpt2` where the architecture is GPT-2's, and `safetensors` otherwis
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from keyhole.core.errors import InputError
-from keyhole.core.files import fsync, read_json, storage_errors, write_atomically, write_json
+from keyhole.core.files import read_json, whole_folder, write_atomically, write_json
 from keyhole.model.lm import LM
 from keyhole.record.run import Run, named_tensors
 from keyhole.text import Tokenizer
@@ -86,29 +81,6 @@ def export_run(run: Run, folder: str | Path) -> Exported:
     if reason:
         return Exported(folder, "safetensors", reason, files)
     return Exported(folder, "gpt2", "every part of the model has a form in GPT-2", files)
-
-
-@contextmanager
-def whole_folder(folder: Path, doing: str) -> Iterator[Path]:
-    """A new folder that appears under its name only when whole: filled beside it, then renamed."""
-    folder = folder.absolute()
-    with storage_errors(folder, doing):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; give a new folder")
-        if folder.is_dir() and any(folder.iterdir()):
-            raise InputError(f"{folder} is not empty, and nothing is written over; give a new folder")
-        # Not tempfile.mkdtemp, whose folders nobody else may read.
-        temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
-        try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            for path in (*temporary.rglob("*"), temporary):
-                fsync(path)
-            os.replace(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        fsync(folder.parent)
 
 
 def _write_gpt2(run: Run, folder: Path) -> str | None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
-from keyhole.core.files import read_json, write_atomically, write_json
+from keyhole.core.files import read_json, whole_folder, write_atomically, write_json
 from keyhole.model.lm import LM
 from keyhole.record import checkpoint
 from keyhole.record.environment import environment
@@ -27,7 +27,7 @@ from keyhole.record.metrics import NAME as METRICS
 from keyhole.record.run import Run, load_weights, named_tensors, open_run
 from keyhole.text import Tokenizer, load_tokenizer, save_tokenizer
 from keyhole.text.wordpieces import BytePairs
-from keyhole.use.export import OURS, whole_folder
+from keyhole.use.export import OURS
 from keyhole.use.gpt2_form import ACTIVATIONS, correspondence, turn
 
 # What transformers takes for a key that config.json leaves out.

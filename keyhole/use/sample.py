@@ -50,6 +50,8 @@ def stream_sample(
         if not text.endswith("\ufffd"):
             yield text[told:]
             told = len(text)
+    if len(rest := tokenizer.decode(ids)) > told:
+        yield rest[told:]
 
 
 def _prompt_ids(run: Run, prompt: str) -> list[int]:

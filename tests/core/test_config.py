@@ -27,10 +27,14 @@ REFUSED = {
         {"modle": {}}, "unknown key 'modle'; did you mean 'model'? (allowed: data, model, train)",
     ),
     "text for a number": ({"model": {"width": "a"}}, "model.width = 'a' is not valid: input should be a valid integer"),
-    "true for a number": ({"model": {"width": True}}, "model.width = True is not valid: input should be a valid integer"),
+    "true for a number": (
+        {"model": {"width": True}}, "model.width = True is not valid: input should be a valid integer",
+    ),
     "half a layer": ({"model": {"layers": 2.5}}, "model.layers = 2.5 is not valid: input should be a valid integer"),
     "a number for a switch": ({"model": {"tie": 1}}, "model.tie = 1 is not valid: input should be a valid boolean"),
-    "nothing at all": ({"model": {"width": 0}}, "model.width = 0 is not valid: input should be greater than or equal to 1"),
+    "nothing at all": (
+        {"model": {"width": 0}}, "model.width = 0 is not valid: input should be greater than or equal to 1",
+    ),
     "a whole split": ({"data": {"split": 1.0}}, "data.split = 1.0 is not valid: input should be less than 1"),
     "NaN": ({"train": {"rate": math.nan}}, "train.rate = nan is not valid: input should be a finite number"),
     "infinity": ({"train": {"rate": math.inf}}, "train.rate = inf is not valid: input should be a finite number"),
@@ -55,7 +59,9 @@ REFUSED = {
         {"model": {"mixer": {"qk_norm": True}}},
         'model.mixer: a table here needs a `name`, for example { name = "softmax", qk_norm = true }',
     ),
-    "a number for a part": ({"model": {"mixer": 5}}, "model.mixer: give a name, or a table with `name` and its options"),
+    "a number for a part": (
+        {"model": {"mixer": 5}}, "model.mixer: give a name, or a table with `name` and its options",
+    ),
     "an empty name": (
         {"train": {"optimizer": ""}},
         "train.optimizer.name = '' is not valid: string should have at least 1 character",
@@ -78,7 +84,10 @@ def test_a_section_must_be_a_table(section):
 
 def test_the_error_of_a_file_names_the_file(tmp_path):
     path = tmp_path / "mine.toml"
-    for content, start in ((b"[model]\nwidht = 3\n", f"{path}: unknown key"), (b"[model\n", f"{path} is not a TOML file")):
+    for content, start in (
+        (b"[model]\nwidht = 3\n", f"{path}: unknown key"),
+        (b"[model\n", f"{path} is not a TOML file"),
+    ):
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
             Recipe.load(path)
@@ -86,7 +95,9 @@ def test_the_error_of_a_file_names_the_file(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not a TOML file"):
         Recipe.load(path)
-    with pytest.raises(InputError, match=r"there is no recipe .*none.toml; give a TOML file such as recipes/first.toml"):
+    with pytest.raises(
+        InputError, match=r"there is no recipe .*none.toml; give a TOML file such as recipes/first.toml"
+    ):
         Recipe.load(tmp_path / "none.toml")
     with pytest.raises(InputError, match=r"is a folder; give a recipe file such as"):
         Recipe.load(tmp_path)
@@ -143,7 +154,7 @@ def test_the_written_recipe_holds_every_default():
 
 
 def test_the_hash_of_the_empty_recipe_is_what_it_always_was():
-    """A changed default changes what an old recipe means: if that is wanted, write the new hash here and say so in LOG.md."""
+    """A changed default changes what an old recipe means. If that is wanted, pin the new hash and say so in LOG.md."""
     assert Recipe().hash == "c730c936257c"
     assert Recipe.parse({"model": {}, "train": {"batch": 12}}).hash == Recipe().hash
 
@@ -157,7 +168,7 @@ def other(field, value):
     if isinstance(value, Spec):
         return {"name": "another"}
     if isinstance(value, float):
-        return value / 2
+        return value / 2 or 0.5
     return {0: 7, None: 2, 1: 3}.get(value, value * 2 if value else None)
 
 
@@ -198,7 +209,9 @@ def test_replace_refuses_two_new_budgets():
 
 @pytest.mark.parametrize("key", ["steps", "foo.x", "model.", ".x", ""])
 def test_replace_refuses_a_key_that_is_not_in_a_section(key):
-    with pytest.raises(InputError, match=r"there is no recipe key .*; write it as section.key, for example train.steps"):
+    with pytest.raises(
+        InputError, match=r"there is no recipe key .*; write it as section.key, for example train.steps"
+    ):
         Recipe().replace({key: 1})
 
 
