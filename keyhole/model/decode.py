@@ -13,6 +13,7 @@ import torch
 
 from keyhole.core.errors import InputError
 from keyhole.model.lm import LM
+from keyhole.model.quick import QuickStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +39,19 @@ class Sampling:
 class Decoder:
     """Reads tokens and tells the logits after them, going on from where it was.
 
-    When the text outgrows the block, its last half block is read afresh and decoding goes on from there.
+    When the text outgrows the block, its last half block is read afresh and decoding goes on from there. Single tokens
+    are read by the model's quick form where it has one; `quick=False` keeps to `LM.step`, the reference.
     """
 
-    def __init__(self, model: LM, *, cached: bool = True) -> None:
+    def __init__(self, model: LM, *, cached: bool = True, quick: bool = True) -> None:
         self.model = model
         self.cached = cached and model.can_step()
+        self._quick = QuickStep.of(model) if quick and self.cached else None
         self._text: list[int] = []
         self._state: list[Any] | None = None
         self._read = 0
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """The logits (V,) after all tokens read so far and these."""
         if not ids:
@@ -61,6 +64,9 @@ class Decoder:
         device = self.model.embedding.device
         if not self.cached:
             return self.model(torch.tensor([self._text], device=device))[0, -1]
+        if self._state is not None and self._quick is not None and len(ids) == 1:
+            self._read += 1
+            return self._quick.step(ids[0], self._state)[0]
         new = torch.tensor([self._text[self._read :]], device=device)
         state = self.model.begin(1) if self._state is None else self._state
         logits, self._state = self.model.step(new, state, self._read)

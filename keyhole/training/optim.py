@@ -82,11 +82,13 @@ def build_optimizer(spec: Spec, rate: float, groups: list[Group], dtype: torch.d
     if spec.name == "muon":
         matrices = [group for group in groups if group.kind == "matrix"]
         rest = [group for group in groups if group.kind != "matrix"]
-        params = _torch_groups(matrices, rate, decay)
-        muon = Muon(params, momentum=options["momentum"], newton_steps=options["newton_steps"], dtype=dtype)
-        adam_rate = options["adam_rate"] or rate / 5
-        adam = _adamw(_torch_groups(rest, adam_rate, decay), options)
-        return Optimizer([*([muon] if matrices else []), *([adam] if rest else [])])
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            params = _torch_groups(matrices, rate, decay)
+            parts.append(Muon(params, momentum=options["momentum"], newton_steps=options["newton_steps"], dtype=dtype))
+        if rest:
+            parts.append(_adamw(_torch_groups(rest, options["adam_rate"] or rate / 5, decay), options))
+        return Optimizer(parts)
     params = _torch_groups(groups, rate, decay)
     betas = tuple(options.get("betas", ()))
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
@@ -200,6 +202,8 @@ def read_options(spec: Spec) -> dict[str, Any]:
             raise InputError(f"unknown option {key!r} of optimizer {spec.name!r}{nearest(key, options)}")
         _check_option(spec.name, key, value, options[key])
         options[key] = value
+    if options.get("nesterov") and not options["momentum"]:
+        raise InputError(f"optimizer {spec.name!r}: nesterov = true needs a momentum above 0, such as 0.9")
     return options
 
 

@@ -51,7 +51,7 @@ def test_each_text_has_its_score_and_all_of_them_together_theirs(run):
     for (text, score), each in zip(found.texts, losses, strict=True):
         assert score == evaluate(run, [text]).total
         assert score.loss == pytest.approx(sum(each) / len(each), rel=1e-5)
-    flat = sum(losses, [])
+    flat = [loss for each in losses for loss in each]
     assert found.total.loss == pytest.approx(sum(flat) / len(flat), rel=1e-5)
     assert found.total.perplexity == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-4)
     mean_of_texts = sum(math.exp(sum(each) / len(each)) for each in losses) / 3

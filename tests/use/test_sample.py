@@ -84,9 +84,10 @@ def test_each_piece_is_told_as_soon_as_its_characters_are_whole(script, name):
     ids, told = run.model.script, ""
     for count, piece in enumerate(stream_sample(run, "the ", len(ids), temperature=0), start=1):
         told += piece
+        if not run.tokenizer.decode(ids[:count]).endswith("\ufffd"):
+            assert told == run.tokenizer.decode(ids[:count])
         assert script.startswith(told)
     assert told == script
-    assert count <= len(ids)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
