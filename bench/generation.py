@@ -56,10 +56,11 @@ def gpt2(dtype: torch.dtype) -> Generate:
 def keyhole(dtype: torch.dtype) -> Generate:
     """Ours, built of the same parts as GPT-2."""
     import keyhole as kh
-    from bench.contender import LIKE_PEERS, keyhole_recipe
+    from bench.contender import keyhole_recipe
     from keyhole.model.decode import generate
 
-    model: nn.Module = kh.build(keyhole_recipe(SHAPE, LIKE_PEERS), vocab=SHAPE.vocab)
+    changes = {"model.norm": "layer", "model.feed": {"name": "gelu", "approximate": "tanh"}}
+    model: nn.Module = kh.build(keyhole_recipe(SHAPE, changes), vocab=SHAPE.vocab)
     model = copy.deepcopy(model).eval().to(dtype)
     return lambda prompt: list(generate(model, prompt, TOKENS, temperature=0.0))
 

@@ -59,9 +59,7 @@ class Table:
     def markdown(self) -> str:
         """The same as Markdown."""
         rule = ["---", *["---:"] * (len(self.header) - 1)]
-        lines = (
-            ["| " + " | ".join(row) + " |" for row in [self.header, rule, *self.rows]] if self.rows else ["No figures."]
-        )
+        lines = ["| " + " | ".join(row) + " |" for row in [self.header, rule, *self.rows]] if self.rows else ["No figures."]
         return "\n".join([f"### {self.title}", "", *lines, "", *[f"{note}\n" for note in self.notes]])
 
 

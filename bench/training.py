@@ -101,9 +101,7 @@ def ratio_rows(shape: Shape, rounds: Rounds, targets: dict[str, float]) -> list[
 
 def measure(settings: Settings) -> Section:
     """All contenders over all shapes."""
-    summary = Table(
-        "Training: ratios to the best peers", ("shape", "ratio", "median", "range", "target", ""), notes=NOTES
-    )
+    summary = Table("Training: ratios to the best peers", ("shape", "ratio", "median", "range", "target", ""), notes=NOTES)
     section = Section([], {})
     for shape, targets in TARGETS.items():
         with contenders((*OURS, *ALL_PEERS), shape, section.failures) as workers:

@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, name: str, shape: Shape) -> None:
         self.name = name
         self.facts: dict[str, Any] = {}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         # A session of its own: whatever the contender starts can be killed with it, and Ctrl-C reaches only us.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.contender", name, *map(str, shape)],
@@ -138,9 +138,7 @@ def _survivors(workers: list[Worker], stage: Callable[[Worker], None], failures:
     return alive
 
 
-def alternate(
-    workers: list[Worker], rounds: int, seconds: float, failures: list[str]
-) -> list[dict[str, dict[str, Any]]]:
+def alternate(workers: list[Worker], rounds: int, seconds: float, failures: list[str]) -> list[dict[str, dict[str, Any]]]:
     """Run every contender once a round, in an order that rotates; a contender that dies is left out from then on."""
     alive = list(workers)
     results: list[dict[str, dict[str, Any]]] = []

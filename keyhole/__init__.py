@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from keyhole.core.findings import Finding
     from keyhole.model.lm import build
     from keyhole.record.run import Run, list_runs, open_run
+    from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
     from keyhole.use.gpt2 import import_gpt2
     from keyhole.use.sample import sample
-    from keyhole.training.loop import train
 
 __version__ = "0.1.0"
 

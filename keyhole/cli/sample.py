@@ -13,9 +13,7 @@ from keyhole.cli.output import Json, print_json
 
 def sample(
     run: Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")],
-    prompt: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the text begins with.", show_default="nothing")
-    ] = "",
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the text begins with.", show_default="nothing")] = "",
     tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write at most.")] = 200,
     temperature: Annotated[
         float, typer.Option(metavar="X", help="0 takes the likeliest token; 1 draws as the model says.")

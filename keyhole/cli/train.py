@@ -65,8 +65,7 @@ def _default_out(recipe: Path, resume: bool) -> Path:
         return recipe.parent
     if own:
         raise InputError(
-            f"{recipe} is the recipe of a run; add --resume to go on with that run, "
-            "or give --out a new folder to repeat it"
+            f"{recipe} is the recipe of a run; add --resume to go on with that run, or give --out a new folder to repeat it"
         )
     return Path("runs") / recipe.stem
 

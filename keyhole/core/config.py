@@ -62,9 +62,7 @@ PartSpec = Annotated[Spec, BeforeValidator(_read_spec)]
 class Section(BaseModel):
     """One table of a recipe: frozen, typed, no unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Data(Section):

@@ -44,7 +44,7 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 def blocked_attention(q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor) -> torch.Tensor:
-    """Explicit products over blocks of C queries, each against only the keys it may read: about half the work at length T >> C."""
+    """Explicit products over blocks of queries, each against only the keys it may read: half the work of a long text."""
     shape = q_BHTD.shape
     q, k, v = (x.reshape(-1, *shape[-2:]) for x in (q_BHTD, k_BHTD, v_BHTD))
     return _Blocked.apply(q, k, v).view(shape)
@@ -73,7 +73,7 @@ class _Blocked(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q_NTD, k_NTD, v_NTD):  # noqa: ANN001, ANN205
+    def forward(ctx, q_NTD, k_NTD, v_NTD):
         q_NTD = q_NTD * q_NTD.shape[2] ** -0.5
         outputs, weights = [], []
         for start, stop in _blocks(q_NTD.shape[1]):
@@ -85,7 +85,7 @@ class _Blocked(torch.autograd.Function):
         return _joined(outputs)
 
     @staticmethod
-    def backward(ctx, grad_NTD):  # noqa: ANN001, ANN205
+    def backward(ctx, grad_NTD):
         q_NTD, k_NTD, v_NTD, *weights = ctx.saved_tensors
         blocks = _blocks(q_NTD.shape[1])
         d_queries = []

@@ -62,7 +62,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, impl: Impl = "a
 
 @dataclass
 class Cache:
-    """Keys and values read so far, one tensor for both. `step` writes into it, so a state passed on is used up; `copy` keeps one."""
+    """Keys and values read so far, in one tensor. `step` writes into it: a state passed on is used up; `copy` keeps one."""
 
     both_2BGSD: torch.Tensor
     length: int = 0
@@ -104,9 +104,7 @@ class Softmax(nn.Module):
         self.position, self.merge = position, merge
         self.qk_norm = nn.ModuleList(RMSNorm(self.channels) for _ in range(2)) if qk_norm else None
 
-    def forward(
-        self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl | None = None
-    ) -> torch.Tensor:
+    def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
         q, k, v = self._project(x_BTW, start=0)
         k, v = self._share(k), self._share(v)
@@ -168,10 +166,7 @@ class Softmax(nn.Module):
             # One copy brings all three to (B, H, T, D): the layout every kernel below wants.
             q, k, v = both.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous().unbind(0)
         else:
-            q, k, v = (
-                part.unflatten(-1, (-1, self.channels)).transpose(1, 2)
-                for part in both.split(self.split, -1)
-            )
+            q, k, v = (part.unflatten(-1, (-1, self.channels)).transpose(1, 2) for part in both.split(self.split, -1))
         if self.qk_norm is not None:
             q, k = self.qk_norm[0](q), self.qk_norm[1](k)
         turn = getattr(self.position, "turn", None)
@@ -193,4 +188,3 @@ class Softmax(nn.Module):
         elif self.merge is not None:
             heads_BTHD = self.merge(heads_BTHD)
         return self.out(heads_BTHD.flatten(2)), state
-

@@ -124,4 +124,6 @@ def _draw(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator
 def _check_ids(ids: Sequence[int], vocab: int) -> None:
     for place, token in enumerate(ids):
         if not 0 <= token < vocab:
-            raise InputError(f"token {token} at place {place} is outside this model's vocabulary of {vocab} (0 to {vocab - 1})")
+            raise InputError(
+                f"token {token} at place {place} is outside this model's vocabulary of {vocab} (0 to {vocab - 1})"
+            )

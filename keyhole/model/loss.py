@@ -28,7 +28,7 @@ class _SummedLoss(torch.autograd.Function):
     """dz = softmax(z) - onehot(target), dhidden = dz head, dhead = dz^T hidden."""
 
     @staticmethod
-    def forward(ctx, hidden_NW, head_VW, target_N):  # noqa: ANN001, ANN205
+    def forward(ctx, hidden_NW, head_VW, target_N):
         rows = max(64, PIECE // head_VW.shape[0])
         d_hidden = torch.empty_like(hidden_NW)
         wide = torch.promote_types(head_VW.dtype, torch.float32)
@@ -44,7 +44,7 @@ class _SummedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         d_hidden, d_head = ctx.saved_tensors
         return d_hidden * grad.to(d_hidden.dtype), d_head * grad.to(d_head.dtype), None
 

@@ -27,7 +27,7 @@ Role = Literal["embedding", "position", "in", "out", "head", "gain", "bias"]
 
 
 def parameter(*shape: int, role: Role) -> nn.Parameter:
-    """An unset parameter. `model.init` gives it its first value by its role; every initial scale stands in that one table."""
+    """An unset parameter. `model.init` gives it its first value by its role, from the one table of initial scales."""
     weight = nn.Parameter(torch.zeros(*shape))
     weight.role = role  # type: ignore[attr-defined]
     return weight

@@ -68,12 +68,12 @@ class _SquaredRelu(torch.autograd.Function):
     """a^2 with a = max(h, 0); the gradient is 2 a g. Keeps a alone, where autograd's own form keeps h and a."""
 
     @staticmethod
-    def forward(ctx, h):  # noqa: ANN001, ANN205
+    def forward(ctx, h):
         a = torch.relu(h)
         ctx.save_for_backward(a)
         return a * a
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         (a,) = ctx.saved_tensors
         return torch.mul(a, grad).mul_(2)

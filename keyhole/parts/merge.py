@@ -54,7 +54,10 @@ class Reweight(nn.Module):
 
 
 class ReweightRunning(nn.Module):
-    """Each head times the norm of its output so far: w_h(t) = sqrt(sum over s <= t of ||o_h(s)||^2). Its state is one number a head."""
+    """Each head times the norm of its output so far: w_h(t) = sqrt(sum over s <= t of ||o_h(s)||^2).
+
+    Its state is one number a head.
+    """
 
     def __init__(self, heads: int, normalise: bool = False) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class _UnitRMS(torch.autograd.Function):
     """x r with r = (mean x^2 + eps)^(-1/2); the gradient is r (g - y mean(g y)). The mean is taken in float32 at least."""
 
     @staticmethod
-    def forward(ctx, x, eps):  # noqa: ANN001, ANN205
+    def forward(ctx, x, eps):
         wide = torch.promote_types(x.dtype, torch.float32)
         square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square()
         scale = torch.rsqrt(square / x.shape[-1] + eps).to(x.dtype)
@@ -48,7 +48,7 @@ class _UnitRMS(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         y, scale = ctx.saved_tensors
         inner = (grad * y).mean(-1, keepdim=True)
         return torch.addcmul(grad, y, inner, value=-1).mul_(scale), None

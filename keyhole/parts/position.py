@@ -27,7 +27,7 @@ class Learned(nn.Module):
 
 
 class Sinusoidal(nn.Module):
-    """PE[t, 2m] = sin(t / 10000^(2m/W)), PE[t, 2m+1] = cos of the same angle, added to the embedding (Vaswani et al. 2017)."""
+    """PE[t, 2m] = sin(t / base^(2m/W)), PE[t, 2m+1] = cos of the same angle, added to the embedding (Vaswani 2017)."""
 
     table_TW: torch.Tensor
 
@@ -92,13 +92,13 @@ class _Rotate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, cos, sin, pairs):  # noqa: ANN001, ANN205
+    def forward(ctx, x, cos, sin, pairs):
         ctx.save_for_backward(cos, sin)
         ctx.pairs = pairs
         return torch.addcmul(x * cos, _partner(x, pairs), sin)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         cos, sin = ctx.saved_tensors
         return torch.addcmul(grad * cos, _partner(grad, ctx.pairs), sin, value=-1), None, None, None
 

@@ -54,9 +54,7 @@ class Checkpoint:
         return _read(self.path / "optimizer.safetensors")
 
 
-def save(
-    folder: Path, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor], state: dict[str, Any]
-) -> Path:
+def save(folder: Path, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
     """Write a checkpoint whole or not at all, then drop all but the last few."""
     final = folder / f"step-{state['step']:08d}"
     with storage_errors(final, "saving the checkpoint"):

@@ -1,13 +1,13 @@
 """A run directory, opened for reading: the recipe, the model with its latest weights, the tokenizer, the metrics.
 
-    runs/NAME/
-        recipe.toml        complete, every default filled in; `keyhole train runs/NAME/recipe.toml` repeats the run
-        environment.json   versions, machine, threads, data hash, command
-        tokenizer.json     what the model reads
-        metrics.jsonl      one object a logged step
-        findings.json      what stopped the run, if anything did
-        code/              the user's own parts, as they were
-        checkpoints/       see `keyhole.record.checkpoint`
+runs/NAME/
+    recipe.toml        complete, every default filled in; `keyhole train runs/NAME/recipe.toml` repeats the run
+    environment.json   versions, machine, threads, data hash, command
+    tokenizer.json     what the model reads
+    metrics.jsonl      one object a logged step
+    findings.json      what stopped the run, if anything did
+    code/              the user's own parts, as they were
+    checkpoints/       see `keyhole.record.checkpoint`
 """
 
 from __future__ import annotations

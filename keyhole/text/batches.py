@@ -97,11 +97,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str], train: int, *, frame: bo
     @cache
     def encoded() -> list[Ids]:
         ids = tokenizer.encode_all(texts)
-        return (
-            [np.concatenate([[tokenizer.start], row, [tokenizer.stop]], dtype=np.int32) for row in ids]
-            if frame
-            else ids
-        )
+        return [np.concatenate([[tokenizer.start], row, [tokenizer.stop]], dtype=np.int32) for row in ids] if frame else ids
 
     tokens = token_file(lambda: np.concatenate(encoded()), f"{key}-tokens")
     lengths = token_file(lambda: np.array([len(ids) for ids in encoded()]), f"{key}-lengths")

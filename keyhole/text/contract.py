@@ -80,9 +80,7 @@ class Tokenizer(ABC):
         outside = (numbers < 0) | (numbers >= self.vocab)
         if outside.any():
             at = int(outside.argmax())
-            raise InputError(
-                f"token {numbers[at]} at position {at} is outside the vocabulary; give 0 to {self.vocab - 1}"
-            )
+            raise InputError(f"token {numbers[at]} at position {at} is outside the vocabulary; give 0 to {self.vocab - 1}")
         silent = [token for token in (self.start, self.stop, self.pad) if token is not None]
         return self._text(numbers[~np.isin(numbers, silent)].tolist() if silent else numbers.tolist())
 

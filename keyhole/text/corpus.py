@@ -98,7 +98,9 @@ def _in_data_folder(name: str, folder: Path) -> Path:
         if (place / name).exists():
             return place / name
     looked = " or ".join(map(str, places))
-    raise InputError(f"there is no {name} in {looked}; set KEYHOLE_DATA to the folder that holds it, or name a file of your own")
+    raise InputError(
+        f"there is no {name} in {looked}; set KEYHOLE_DATA to the folder that holds it, or name a file of your own"
+    )
 
 
 def _read_path(source: Spec, folder: Path) -> list[str]:

@@ -15,9 +15,7 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘(\[—-]+\Z")
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]\Z")
 
 _TITLES = "mr mrs ms messrs mx dr prof rev fr hon gov sen rep gen col maj capt cpt lt sgt adm cmdr pres supt jr sr esq"
-_PLACES = (
-    "st mt ft no nos vol vols ch sec art fig figs eq pp ed eds dept est inc ltd co corp bros vs viz cf al ca approx"
-)
+_PLACES = "st mt ft no nos vol vols ch sec art fig figs eq pp ed eds dept est inc ltd co corp bros vs viz cf al ca approx"
 _MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
 
 ABBREVIATIONS = frozenset(f"{_TITLES} {_PLACES} {_MONTHS}".split())

@@ -49,9 +49,7 @@ class Task(ABC):
             if value is not None:
                 self._at_least(key, value, 1)
         if (options["symbols"] or 0) > _MOST_SYMBOLS:
-            raise InputError(
-                f"option symbols of task {self.name!r} is {options['symbols']}; give at most {_MOST_SYMBOLS}"
-            )
+            raise InputError(f"option symbols of task {self.name!r} is {options['symbols']}; give at most {_MOST_SYMBOLS}")
         self.tokenizer = Symbols(self._fit())
 
     def samples(self, seed: int, split: str, indices: Ints) -> tuple[Ints, Ints]:

@@ -1,6 +1,6 @@
 """The training loop: data, steps, dev loss, metrics, checkpoints, and every way in which it can end.
 
-    text ─► batches ─► engine.advance ─► metrics.jsonl, checkpoints ─► Run
+text ─► batches ─► engine.advance ─► metrics.jsonl, checkpoints ─► Run
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ class Interrupted(KeyholeError):
 
 
 def train(
-    recipe: Recipe, out: str | Path | None = None, *, resume: bool = False, quiet: bool = False, display: Display | None = None
+    recipe: Recipe,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    display: Display | None = None,
 ) -> Run:
     """Carry a recipe out in the directory `out`; with `resume`, go on where it was stopped."""
     out = Path(out) if out is not None else Path("runs") / recipe.hash
@@ -193,7 +198,9 @@ class _Training:
             return self.engine.model
         weights, _ = capture(self.engine)
         with torch.random.fork_rng(devices=[]):
-            model = LM(self.recipe.model, self.data.vocab, self.recipe.data.block, self.recipe.folder).to(self.engine.device)
+            model = LM(self.recipe.model, self.data.vocab, self.recipe.data.block, self.recipe.folder).to(
+                self.engine.device
+            )
         load_weights(model, weights, "the shared model")
         return model
 
@@ -268,7 +275,9 @@ class _Training:
                 self.display.note(f"warning: the damaged checkpoint is now {path}")
         self.metrics = MetricsWriter(self.out / METRICS, self.saved.state["metrics_offset"] if self.saved else 0)
         if self.metrics.lost:
-            self.display.note(f"warning: {self.out / METRICS} has been cut short; rows before step {self.spent.step:,} are lost")
+            self.display.note(
+                f"warning: {self.out / METRICS} has been cut short; rows before step {self.spent.step:,} are lost"
+            )
 
     def _tell(self, parameters: int) -> None:
         data, precision = self.data.description, self.engine.precision

@@ -17,7 +17,7 @@ from torch import nn
 from keyhole.core.config import Spec
 from keyhole.core.errors import InputError, nearest
 
-# Options and their defaults; `decay` is decoupled (AdamW's way) except in sgd, adagrad and adam, where torch adds it to the gradient.
+# Options and their defaults. `decay` is decoupled (AdamW's way); in sgd, adagrad and adam torch adds it to the gradient.
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9, "nesterov": False, "decay": 0.0},
     "adagrad": {"eps": 1e-10, "decay": 0.0},
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are treated alike. `matrices` are views into `tensors`, one for each matrix an optimizer may take whole."""
+    """Parameters that are treated alike. `matrices` finds in a tensor each matrix that an optimizer may take whole."""
 
     kind: str
     tensors: list[nn.Parameter]
@@ -102,7 +102,10 @@ def build_optimizer(spec: Spec, rate: float, groups: list[Group], dtype: torch.d
 
 
 class Sign(torch.optim.Optimizer):
-    """Sign descent: m = beta m + (1 - beta) g; w -= rate (sign(m) + decay w). Every weight moves by the rate, whatever the gradient's size."""
+    """Sign descent: m = beta m + (1 - beta) g; w -= rate (sign(m) + decay w).
+
+    Every weight moves by the rate, whatever the size of its gradient.
+    """
 
     def __init__(self, params: list[dict[str, Any]], momentum: float) -> None:
         super().__init__(params, {"lr": 1e-3, "weight_decay": 0.0, "momentum": momentum})

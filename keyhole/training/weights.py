@@ -16,7 +16,7 @@ from keyhole.training.optim import Group
 
 
 def kind_of(parameter: nn.Parameter) -> str:
-    """How an optimizer sees a parameter: a "matrix" of the blocks, a "table" of rows that are looked up or scored, or a "vector"."""
+    """How an optimizer sees a parameter: a "matrix" of the blocks, a "table" of rows to look up, or a "vector"."""
     role = getattr(parameter, "role", None)
     if role in ("embedding", "position", "head"):
         return "table"
@@ -124,7 +124,7 @@ def _views(flat: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Ten
     return views
 
 
-def _matrix_views(parameters: list[nn.Parameter]):  # noqa: ANN202
+def _matrix_views(parameters: list[nn.Parameter]):
     """A function from a flat tensor to its matrices, stacked ones (queries, keys, values) one by one."""
 
     def views(flat: torch.Tensor) -> list[torch.Tensor]:

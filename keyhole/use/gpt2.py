@@ -146,16 +146,12 @@ def _our_tensors(folder: Path, config: dict[str, Any]) -> dict[str, torch.Tensor
     if tied and "lm_head.weight" in found:
         head = found.pop("lm_head.weight")
         if not torch.equal(head, found.get("transformer.wte.weight", head)):
-            raise InputError(
-                f"{folder} says tie_word_embeddings, but its lm_head is not its embedding; set it to false"
-            )
+            raise InputError(f"{folder} says tie_word_embeddings, but its lm_head is not its embedding; set it to false")
     pairs = correspondence(config["n_layer"], tied)
     if missing := {theirs for _, theirs in pairs} - found.keys():
         raise InputError(f"{folder} lacks weights that its config.json asks for: {', '.join(sorted(missing)[:3])}")
     if extra := found.keys() - {theirs for _, theirs in pairs}:
-        raise InputError(
-            f"{folder} holds weights that its config.json has no place for: {', '.join(sorted(extra)[:3])}"
-        )
+        raise InputError(f"{folder} holds weights that its config.json has no place for: {', '.join(sorted(extra)[:3])}")
     if odd := sorted(name for name, tensor in found.items() if not tensor.is_floating_point()):
         raise InputError(f"{folder} holds {odd[0]} as {found[odd[0]].dtype}; import an unquantized model")
     return {ours: turn(theirs, found[theirs]).float() for ours, theirs in pairs}
@@ -168,9 +164,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         names = [single.name]
     elif index.is_file():
         pieces = read_json(index)
-        names = (
-            sorted(set(pieces["weight_map"].values())) if isinstance(pieces, dict) and "weight_map" in pieces else []
-        )
+        names = sorted(set(pieces["weight_map"].values())) if isinstance(pieces, dict) and "weight_map" in pieces else []
         if not names or any(Path(name).name != name for name in names):
             raise InputError(f"{index} does not name the files of this folder that hold the weights")
     elif old := sorted(folder.glob("pytorch_model*.bin")):

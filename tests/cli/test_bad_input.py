@@ -113,9 +113,7 @@ def test_a_character_outside_the_vocabulary_is_named(ask: Ask, trained: Path, co
         (["--seed", "99999999999999999999999"], ["seed"]),
     ],
 )
-def test_wrong_sampling_options_are_one_sentence(
-    ask: Ask, trained: Path, arguments: list[str], words: list[str]
-) -> None:
+def test_wrong_sampling_options_are_one_sentence(ask: Ask, trained: Path, arguments: list[str], words: list[str]) -> None:
     answer = ask("sample", trained, "--prompt", "the", *arguments)
     assert answer.code == 2
     assert answer.out == ""

@@ -54,9 +54,7 @@ function = len
         ("function", ["not a torch.nn.Module class"]),
     ],
 )
-def test_a_users_faulty_part_is_named_before_anything_is_written(
-    ask: Ask, home: Path, part: str, words: list[str]
-) -> None:
+def test_a_users_faulty_part_is_named_before_anything_is_written(ask: Ask, home: Path, part: str, words: list[str]) -> None:
     (home / "my.py").write_text(PARTS)
     answer = ask("train", "tiny.toml", "--quiet", "--set", f"model.mixer=my.py:{part}")
     assert answer.code == 2

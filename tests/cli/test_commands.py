@@ -49,9 +49,7 @@ def test_a_dishonest_part_is_warned_about_wherever_it_shows(ask: Ask) -> None:
     assert "warning: merge reweight reads the future" in quiet.err
     shown = ask("train", "tiny.toml", "--quiet", "--set", "model.merge=reweight", "--out", "runs/again")
     assert "reads the future" in shown.out
-    honest = ask(
-        "train", "tiny.toml", "--quiet", "--json", "--set", "model.merge=reweight-running", "--out", "runs/honest"
-    )
+    honest = ask("train", "tiny.toml", "--quiet", "--json", "--set", "model.merge=reweight-running", "--out", "runs/honest")
     assert honest.json["warnings"] == []
     parts = {part["name"]: part["warning"] for part in ask("parts", "merge", "--json").json["parts"]}
     assert "reads the future" in parts.pop("reweight")
@@ -160,10 +158,7 @@ def test_export_says_what_it_wrote_and_import_reads_it_back(ask: Ask, home: Path
         "model.norm={ name = 'layer', bias = true }",
         "model.feed={ name = 'gelu', bias = true }",
     ]
-    assert (
-        ask("train", "tiny.toml", "--quiet", "--out", "runs/gpt", *(w for s in settings for w in ("--set", s))).code
-        == 0
-    )
+    assert ask("train", "tiny.toml", "--quiet", "--out", "runs/gpt", *(w for s in settings for w in ("--set", s))).code == 0
     shown = ask("export", "runs/gpt", "gpt2")
     assert "gpt2: gpt2" in shown.out
     assert "from_pretrained" in shown.out

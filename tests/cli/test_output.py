@@ -16,18 +16,14 @@ from keyhole.core.files import whole_folder
 from keyhole.record.run import open_run
 from keyhole.use.sample import stream_sample
 
-points = st.lists(
-    st.tuples(st.integers(1, 10_000), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=40
-)
+points = st.lists(st.tuples(st.integers(1, 10_000), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=40)
 
 
 @given(points, points, st.integers(16, 100), st.integers(3, 20), st.booleans())
 def test_a_plot_is_never_wider_than_asked_and_degrades_to_ascii(
     train: list[tuple[int, float]], dev: list[tuple[int, float]], width: int, height: int, unicode: bool
 ) -> None:
-    lines = plot(
-        [Series("train", "", sorted(train)), Series("dev", "", sorted(dev), dots=True)], width, height, unicode
-    )
+    lines = plot([Series("train", "", sorted(train)), Series("dev", "", sorted(dev), dots=True)], width, height, unicode)
     for line in lines[:height]:
         assert len("".join(text for text, _ in line)) == len("   1.000 + ") - 1 + width
     if not unicode:
@@ -62,9 +58,7 @@ def test_numbers_are_short_at_any_size() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "pieces"), [([0xE2, 0x82, 0xAC, 65], ["€", "A"]), ([65, 0xE2, 0x82], ["A", "\ufffd"])]
-)
+@pytest.mark.parametrize(("drawn", "pieces"), [([0xE2, 0x82, 0xAC, 65], ["€", "A"]), ([65, 0xE2, 0x82], ["A", "\ufffd"])])
 def test_half_a_character_waits_for_the_rest_and_is_told_at_the_end(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, drawn: list[int], pieces: list[str]
 ) -> None:

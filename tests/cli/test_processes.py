@@ -58,16 +58,23 @@ def test_too_little_memory_is_a_sentence(text: str) -> None:
 
 
 def torchrun(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    return subprocess.run(
-        [*command, "-m", "keyhole", *arguments],
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "keyhole"]
+    process = subprocess.Popen(
+        [*command, *arguments],
         cwd=home,
         env=environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
     )
+    try:
+        out, err = process.communicate(timeout=45)
+    except subprocess.TimeoutExpired:
+        # Asked to end, torchrun ends its workers first; killed, it would leave them behind.
+        process.terminate()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.mark.slow

@@ -285,7 +285,7 @@ def test_an_optimizers_state_goes_out_and_back_in_bit_for_bit(tmp_path, name):
         ("adamw", {"eps": "small"}, r"eps = 'small' is not valid"),
         ("muon", {"newton_steps": 0}, r"newton_steps = 0 is not valid; it takes a whole number of at least 1"),
         ("muon", {"newton_steps": 2.5}, r"newton_steps = 2.5 is not valid"),
-        ("sgd", {"nesterov": True, "momentum": 0.0}, r"nesterov"),
+        ("sgd", {"nesterov": True, "momentum": 0.0}, r"nesterov = true needs a momentum above 0, such as 0.9"),
     ],
 )
 def test_wrong_options_are_refused_in_a_sentence(name, options, says):

@@ -24,7 +24,7 @@ def serve() -> None:
     import torch._dynamo  # an optimizer's step loads it: better once than in every child
 
     import keyhole.training.loop
-    import keyhole.use.evaluate  # noqa: F401
+    import keyhole.use.evaluate
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -104,7 +104,7 @@ def test_an_imported_run_says_that_it_brings_no_text_to_train_on(new_run, tmp_pa
     export_run(new_run(), tmp_path / "hf")
     back = import_gpt2(tmp_path / "hf", tmp_path / "back")
     assert (back.step, back.metrics, back.environment["imported"]["model_type"]) == (0, [], "gpt2")
-    with pytest.raises(InputError, match="imported from hf and brings no text; set data.source"):
+    with pytest.raises(InputError, match=r"imported from hf and brings no text; set data\.source"):
         evaluate(back)
 
 
