@@ -69,7 +69,7 @@ class Data(Section):
     """Where the text comes from and how it is cut."""
 
     source: PartSpec = Spec(name="builtin:python")
-    """`builtin:python`, a file, a folder, `hf:NAME`, `hf:FOLDER` or `task:NAME`."""
+    """`builtin:python`, a file, a folder, `data:FILE`, `hf:NAME`, `hf:FOLDER` or `task:NAME`."""
     tokenizer: PartSpec = Spec(name="chars")
     """`bytes`, `chars`, `words`, `bpe`. Tasks bring their own."""
     block: int = Field(64, ge=1)
@@ -86,16 +86,25 @@ class Model(Section):
     """What the model is built of."""
 
     layers: int = Field(4, ge=1)
+    """Blocks on the residual stream."""
     width: int = Field(128, ge=1)
+    """Channels of the residual stream; divisible by heads."""
     heads: int = Field(4, ge=1)
+    """Heads of a mixer."""
     kv_heads: int | None = Field(None, ge=1)
     """Key-value heads shared by groups of query heads; as many as heads when not given."""
     mixer: PartSpec = Spec(name="softmax")
+    """How tokens read one another."""
     position: PartSpec = Spec(name="learned")
+    """How a token knows its place: `learned`, `sinusoidal`, `rope`, `alibi`, `none`."""
     merge: PartSpec = Spec(name="concat")
+    """How heads join: `concat`, `shuffle`, `shift`, `reweight-running`, and the dishonest `reweight`."""
     norm: PartSpec = Spec(name="layer")
+    """`layer` or `rms`. Query-key norm is an option of the mixer: `{ name = "softmax", qk_norm = true }`."""
     feed: PartSpec = Spec(name="gelu")
+    """`gelu`, `relu-squared` or `swiglu`."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Of the embedding and of what each branch adds to the stream."""
     tie: bool = True
     """Whether the output head is the embedding."""
     init: Literal["standard", "quiet"] = "standard"
@@ -117,22 +126,29 @@ class Train(Section):
     """How the model is trained."""
 
     steps: int | None = Field(None, ge=1)
+    """The budget in optimizer steps. Give at most one of steps, tokens and seconds; 1,000 steps when none is given."""
     tokens: int | None = Field(None, ge=1)
+    """The budget in predicted tokens."""
     seconds: float | None = Field(None, gt=0)
-    """The budget: exactly one of steps, tokens, seconds (1,000 steps when none is given)."""
+    """The budget in seconds of training; evaluating and saving do not count."""
     batch: int = Field(12, ge=1)
     """Rows in one optimizer step, over all processes and all accumulated pieces."""
     accumulate: int = Field(1, ge=1)
     """Into how many pieces the batch is cut to save memory."""
     optimizer: PartSpec = Spec(name="adamw")
+    """`sgd`, `adagrad`, `adam`, `adamw`, `sign` or `muon` (its `adam_rate` is for what is no matrix: a fifth of rate if 0)."""
     rate: float = Field(1e-3, gt=0)
+    """The learning rate at its highest."""
     schedule: PartSpec = Spec(name="cosine")
+    """`constant`, `cosine`, `linear` or `trapezoid`."""
     warmup: float = Field(0.02, ge=0)
     """Steps of linear warm-up; below 1, the fraction of the budget."""
     clip: float = Field(1.0, ge=0)
     """The largest gradient norm; 0 never clips."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in; `auto` is the faster by a probe. Weights are always kept in float32."""
     compile: bool = False
+    """Whether `torch.compile` prepares the model: worth its 15-60 seconds only in long runs."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What joins the processes when started by torchrun."""
     seed: int = Field(0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class MetricsWriter:
         return self._file.tell()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append one row."""
+        """Append one row. What is no number becomes null: JSON has no infinity."""
+        row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         with storage_errors(self.path, "writing"):
             self._file.write((json.dumps(row) + "\n").encode())
             self._file.flush()
