@@ -56,9 +56,9 @@ class Evaluation:
         return {"total": self.total.to_dict(), "texts": [{"text": t, **s.to_dict()} for t, s in self.texts]}
 
 
-def evaluate(run: Run, texts: Sequence[str] | None = None, file: str | Path | None = None) -> Evaluation:
+def evaluate(run: Run, texts: str | Sequence[str] | None = None, file: str | Path | None = None) -> Evaluation:
     """Score a run on texts, on a file (cut into rows as its training data was), or else on its whole dev split."""
-    given = list(texts or [])
+    given = [texts] if isinstance(texts, str) else list(texts or [])
     if file is not None:
         corpus = read_corpus(Spec(name=str(file)), Path.cwd())
         rows = run.recipe.data.rows

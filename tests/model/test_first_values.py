@@ -4,6 +4,7 @@ import pytest
 import torch
 from model_helpers import VOCAB, small, some_ids
 
+from keyhole.model.init import scale
 from keyhole.model.lm import build
 
 WIDE = {
@@ -109,3 +110,10 @@ def test_building_leaves_the_global_chance_alone():
     torch.manual_seed(1)
     build(small(), VOCAB)
     assert torch.rand(1) == expected
+
+
+def test_quiet_scales_by_the_fan_in_of_the_parameter_itself():
+    """In our own parts that is always the model's width; a user's may read something wider."""
+    model = small({"model.init": "quiet"}).model
+    assert scale("in", 64, model) == 1 / 8
+    assert scale("in", 100, model) == 1 / 10
