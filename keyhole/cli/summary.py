@@ -80,7 +80,7 @@ def _dev(done: dict[str, Any]) -> str:
     parts = [f"perplexity {number(done['dev_perplexity'], 2)}"]
     if done["dev_bits_per_byte"] is not None:
         parts.append(f"{done['dev_bits_per_byte']:.3f} bits per byte")
-    parts.append(f"guessing evenly would be {done['uniform_loss']:.2f}")
+    parts.append(f"a model that guesses evenly has loss {done['uniform_loss']:.2f}")
     return f"{number(done['dev_loss'])}  ({', '.join(parts)})"
 
 

@@ -75,9 +75,7 @@ class Telling(Silent):
 
 def test_a_users_feed_is_counted_by_its_own_word_or_not_at_all(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    silent, telling = (
-        build(small({"model.feed": f"mine.py:{name}"}, tmp_path), VOCAB) for name in ("Silent", "Telling")
-    )
+    silent, telling = (build(small({"model.feed": f"mine.py:{name}"}, tmp_path), VOCAB) for name in ("Silent", "Telling"))
     assert count(silent, 16).flops is None
     assert flops(small({"model.feed": "mine.py:Silent"}, tmp_path).model, VOCAB, 16, tmp_path) != 0
     without = count(build(small({"model.feed": {"name": "gelu", "ratio": 1.0}}), VOCAB), 16).flops

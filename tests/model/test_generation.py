@@ -72,6 +72,33 @@ def test_a_decoder_reads_in_pieces_what_a_forward_pass_reads_at_once(lengths):
         torch.testing.assert_close(recomputed.read(new), full, rtol=0, atol=1e-10)
 
 
+BODIES = {
+    "layer, gelu": {},
+    "rms, swiglu, untied": {"model.norm": "rms", "model.feed": "swiglu", "model.tie": False},
+    "biases": {
+        "model.norm": {"name": "layer", "bias": True},
+        "model.feed": {"name": "gelu", "bias": True, "approximate": "tanh"},
+        "model.mixer": {"name": "softmax", "bias": True},
+    },
+    "relu-squared, grouped, qk_norm": {
+        "model.feed": "relu-squared", "model.kv_heads": 2, "model.mixer": {"name": "softmax", "qk_norm": True},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("position", CATALOGUE["position"])
+def test_token_by_token_a_decoder_gives_the_full_logits_for_every_kind_of_part(position, body):
+    model, ids = shaken(small({"model.position": position, **body})), some_ids(1, 16)[0].tolist()
+    with torch.no_grad():
+        full = model(torch.tensor([ids]))[0]
+    for first in (1, 6):
+        decoder = Decoder(model)
+        torch.testing.assert_close(decoder.read(ids[:first]), full[first - 1], rtol=0, atol=1e-10)
+        for t in range(first, 16):
+            torch.testing.assert_close(decoder.read([ids[t]]), full[t], rtol=0, atol=1e-10)
+
+
 MODEL = shaken(small({"model.position": "rope"}))
 
 

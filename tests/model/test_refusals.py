@@ -149,8 +149,7 @@ def test_options_of_the_right_type_are_taken(options, tmp_path):
 SHAPES = {"mixer": "(2, 16, 16)", "norm": "(2, 16, 16)", "feed": "(2, 16, 16)", "merge": "(2, 16, 4, 4)",
           "position": "(2, 16, 16)"}  # fmt: skip
 WIDER = {
-    kind: shape[:-1].rpartition(" ")[0] + f" {2 * int(shape[:-1].rpartition(' ')[2])})"
-    for kind, shape in SHAPES.items()
+    kind: shape[:-1].rpartition(" ")[0] + f" {2 * int(shape[:-1].rpartition(' ')[2])})" for kind, shape in SHAPES.items()
 }
 
 

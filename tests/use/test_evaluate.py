@@ -173,7 +173,6 @@ def test_what_cannot_be_scored_is_refused_in_one_sentence(texts, sentence, run):
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.xfail(reason="a string is a sequence of strings: evaluate scores its characters one by one")
 def test_one_text_that_is_not_in_a_list_is_one_text(run):
     assert evaluate(run, "the cat") == evaluate(run, ["the cat"])
 
