@@ -9,11 +9,12 @@ Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from keyhole.core.errors import InputError, nearest
 from keyhole.mixers.contract import Cost, Impl, Look
 from keyhole.mixers.kernels import blocked_attention, blocked_flops, choose_kernel, fused_attention
 from keyhole.parts.contract import Linear
@@ -94,6 +95,8 @@ class Softmax(nn.Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
+        if impl not in get_args(Impl):
+            raise InputError(f"softmax impl = {impl!r} is not valid{nearest(str(impl), get_args(Impl))}")
         self.heads, self.groups, self.block = heads, kv_heads or heads, block
         self.channels = width // heads
         self.impl: Impl = impl
@@ -155,6 +158,9 @@ class Softmax(nn.Module):
         if impl == "blocked":
             mixing = self.heads * blocked_flops(tokens, self.channels)
         state = 2 * self.groups * self.block * self.channels * self.qkv.weight.element_size()
+        if hasattr(self.merge, "begin"):
+            merging = self.merge.begin(1, self.qkv.weight)
+            state += merging.numel() * merging.element_size()
         own = (self.qkv, self.out, *(self.qk_norm or ()))
         parameters = sum(weight.numel() for part in own for weight in part.parameters())
         return Cost(parameters, self.qkv.flops(tokens) + self.out.flops(tokens) + mixing, state)

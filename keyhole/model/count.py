@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from keyhole.core.config import Model
+from keyhole.model.guard import Guarded
 from keyhole.model.lm import LM
 
 
@@ -50,7 +51,12 @@ def _group(name: str) -> str:
 
 def _flops(model: LM, tokens: int) -> int | None:
     total = 2 * tokens * model.head.numel()
+    whole = [model.position, model.norm]
     for block in model.blocks:
+        # A user's part that is not asked for its FLOPs may well have some.
+        others = [*whole, block.mixer_norm, block.feed_norm, getattr(block.mixer, "merge", None)]
+        if any(isinstance(part, Guarded) for part in others):
+            return None
         if not (hasattr(block.mixer, "cost") and hasattr(block.feed, "flops")):
             return None
         total += block.mixer.cost(tokens).flops + block.feed.flops(tokens)

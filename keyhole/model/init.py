@@ -6,7 +6,7 @@ are paired.
 
 | role | standard (GPT-2's) | quiet |
 | --- | --- | --- |
-| embedding | .02 | 1 (tied: 1 / sqrt(width), so that the logits start near unit size) |
+| embedding | .02 | 1 (tied: .02, as it is the head too) |
 | position | .02 | .02 |
 | in (queries, keys, values, up, gate) | .02 | 1 / sqrt(fan-in) |
 | out (ends of residual branches) | .02 / sqrt(2 layers) | 0 |
@@ -33,7 +33,7 @@ def scale(role: str, fan_in: int, model: Model) -> float:
         return 1.0 if role == "gain" else 0.0
     if model.init == "standard":
         return 0.02 / (2 * model.layers) ** 0.5 if role == "out" else 0.02
-    quiet = {"embedding": model.width**-0.5 if model.tie else 1.0, "position": 0.02, "in": fan_in**-0.5}
+    quiet = {"embedding": 0.02 if model.tie else 1.0, "position": 0.02, "in": fan_in**-0.5}
     return quiet.get(role, 0.0)
 
 

@@ -129,7 +129,6 @@ def test_declared_parameters_and_state_are_the_real_ones(variant, dtype):
     assert cost.state_bytes == held_bytes(mixer.begin(1, torch.zeros(1, dtype=dtype)))
 
 
-@pytest.mark.xfail(reason="cost() leaves the merge's state out: a few bytes a row")
 def test_the_state_of_a_running_merge_is_counted():
     mixer = make(merge="reweight-running")
     assert mixer.cost(10).state_bytes == held_bytes(mixer.begin(1, torch.zeros(1, dtype=torch.float64)))

@@ -197,7 +197,6 @@ def test_auto_is_the_form_that_the_table_names(tokens):
     assert torch.equal(attention(*inputs), attention(*inputs, impl=named))
 
 
-@pytest.mark.xfail(reason="an unknown impl is taken for fused, in silence")
 def test_a_kernel_that_does_not_exist_is_refused_and_never_replaced():
     with pytest.raises(Exception, match="blokced"):
         make(impl="blokced")(normal(1, 3, WIDTH))

@@ -18,7 +18,7 @@ QUIET = {"embedding": 1, "position": 0.02, "in": None, "out": 0, "head": 0, "gai
 TABLES = {
     "standard, tied": ("standard", True, STANDARD),
     "standard, untied": ("standard", False, STANDARD),
-    "quiet, tied": ("quiet", True, QUIET | {"embedding": 1 / 16}),
+    "quiet, tied": ("quiet", True, QUIET | {"embedding": 0.02}),
     "quiet, untied": ("quiet", False, QUIET),
 }
 

@@ -45,7 +45,7 @@ NAMES = {
     "a class that is not there": (
         {"model.feed": "right.py:Hlaf"},
         "right.py has no 'Hlaf'; did you mean 'Half'? "
-        "(allowed: Adding, Distance, Half, Layered, Mine, Stepping, Turning, Whole)",
+        "(allowed: Adding, Constant, Distance, Half, Layered, Mine, Stepping, Turning, Whole)",
     ),
     "a class that is no module": (
         {"model.feed": "wrong.py:NoModule"},

@@ -18,9 +18,7 @@ FEEDS = {
 def filled(kind, width=12, **options):
     feed = FEEDS[kind](width, **options).double()
     for seed, parameter in enumerate(feed.parameters()):
-        parameter.data = torch.randn(
-            parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-        )
+        parameter.data = torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return feed
 
 
@@ -50,9 +48,7 @@ def test_a_feed_is_its_formula_in_value_and_gradients(kind, bias):
     ours, theirs = feed(x), formula(kind, feed, x)
     grad = torch.randn_like(ours)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-    for mine, exact in zip(
-        torch.autograd.grad(ours, wanted, grad), torch.autograd.grad(theirs, wanted, grad), strict=True
-    ):
+    for mine, exact in zip(torch.autograd.grad(ours, wanted, grad), torch.autograd.grad(theirs, wanted, grad), strict=True):
         torch.testing.assert_close(mine, exact, rtol=1e-10, atol=1e-9)
 
 
@@ -72,9 +68,7 @@ def test_declared_flops_are_those_that_torch_counts(kind, bias):
     assert feed.flops(7) == counter.get_total_flops() > 0
 
 
-@pytest.mark.parametrize(
-    ("width", "hidden"), [(1, 8), (3, 8), (12, 32), (48, 128), (100, 272), (128, 344), (384, 1024)]
-)
+@pytest.mark.parametrize(("width", "hidden"), [(1, 8), (3, 8), (12, 32), (48, 128), (100, 272), (128, 344), (384, 1024)])
 def test_swiglu_rounds_its_hidden_width_up_to_a_multiple_of_8(width, hidden):
     assert Swiglu(width).up.weight.shape == Swiglu(width).gate.weight.shape == (hidden, width)
     assert 0 <= hidden - round(8 / 3 * width) < 8

@@ -28,16 +28,12 @@ def formula(norm, x):
 @given(rows=shapes, width=st.integers(3, 33), size=st.sampled_from([1e-4, 1.0, 1e4]), eps=st.sampled_from([1e-6, 1e-2]))
 def test_a_norm_is_its_formula_in_value_and_gradients(kind, rows, width, size, eps):
     norm = filled(kind, width, eps=eps)
-    x = (
-        torch.randn(*rows, width, dtype=torch.float64, generator=torch.Generator().manual_seed(9)) * size
-    ).requires_grad_()
+    x = (torch.randn(*rows, width, dtype=torch.float64, generator=torch.Generator().manual_seed(9)) * size).requires_grad_()
     wanted = [x, *norm.parameters()]
     ours, theirs = norm(x), formula(norm, x)
     grad = torch.randn(ours.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-    for mine, exact in zip(
-        torch.autograd.grad(ours, wanted, grad), torch.autograd.grad(theirs, wanted, grad), strict=True
-    ):
+    for mine, exact in zip(torch.autograd.grad(ours, wanted, grad), torch.autograd.grad(theirs, wanted, grad), strict=True):
         torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-9 * max(1.0, 1 / size))
 
 

@@ -22,11 +22,12 @@ PARTS = {
     "position that adds to scores": ("model.position", "Distance"),
     "merge": ("model.merge", "Half"),
     "norm": ("model.norm", "Half"),
+    "norm with a constant": ("model.norm", "Constant"),
     "feed": ("model.feed", "Half"),
     "feed that asks for its layer": ("model.feed", "Layered"),
 }
 CAN_STEP = {"mixer with a state", "position that adds", "position that turns", "position that adds to scores", "merge",
-            "norm", "feed"}  # fmt: skip
+            "norm", "norm with a constant", "feed"}  # fmt: skip
 
 
 @pytest.fixture
