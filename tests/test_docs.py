@@ -74,6 +74,7 @@ def test_the_tree_in_the_readme_names_every_folder():
 
 
 def test_constraints_pin_what_the_project_depends_on():
-    pins = {re.split(r"[=<>]", line)[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalpha()}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {re.split(r"[=<>]", line)[0] for line in lines if line[:1].isalpha()}
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[=<>]", need)[0] for need in needs} <= pins

@@ -8,6 +8,7 @@ Nothing here or in a command's file imports torch, pydantic or transformers befo
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -146,13 +147,24 @@ def _tell(arguments: list[str], message: str, code: int, error: KeyholeError | N
     """One sentence on stderr, and with --json an object on stdout; the process that writes speaks for all."""
     rank = os.environ.get("RANK", "0")
     if rank != "0" and not _together():
-        return code  # all processes fail alike before they have met, and process 0 says why
+        _let_process_0_speak()
+        return code
     who = "keyhole" if rank == "0" else f"keyhole (process {rank})"
     typer.echo(f"{who}: {message}", err=True)
     if "--json" in arguments and rank == "0":
         found = {"finding": error.finding.to_dict()} if isinstance(error, RunStopped) else {}
         print_json({"error": message, "exit_code": code, **found})
     return code
+
+
+def _let_process_0_speak() -> None:
+    """All processes fail alike before they have met, and process 0 says why.
+
+    torchrun ends the others as soon as one has failed, so this one waits for that, a few seconds at the most: it may be
+    that only here something is missing.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.sigtimedwait({signal.SIGTERM}, 5)
 
 
 def _usage(arguments: list[str], error: TyperException) -> str:

@@ -136,7 +136,7 @@ class Train(Section):
     accumulate: int = Field(1, ge=1)
     """Into how many pieces the batch is cut to save memory."""
     optimizer: PartSpec = Spec(name="adamw")
-    """`sgd`, `adagrad`, `adam`, `adamw`, `sign` or `muon` (its `adam_rate` is for what is no matrix: a fifth of rate if 0)."""
+    """`sgd`, `adagrad`, `adam`, `adamw`, `sign` or `muon` (`adam_rate` is for what is no matrix: rate / 5 if 0)."""
     rate: float = Field(1e-3, gt=0)
     """The learning rate at its highest."""
     schedule: PartSpec = Spec(name="cosine")

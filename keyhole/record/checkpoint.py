@@ -103,7 +103,7 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def set_aside(folder: Path, after: int) -> list[Path]:
-    """Rename damaged checkpoints of later steps than `after`, so that a run going on from there is not taken for damaged."""
+    """Rename the damaged checkpoints of steps later than `after`: a run that goes on from there is damaged no more."""
     moved = []
     for path in _all(folder):
         if int(_NAME.fullmatch(path.name)[1]) > after:  # type: ignore[index]

@@ -14,7 +14,7 @@ NAME = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends rows. `offset` is where the file ends: a checkpoint remembers it. `lost` says that the file ended before that."""
+    """Appends rows. `offset` is where the file ends: a checkpoint remembers it. `lost`: the file ended before that."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path

@@ -41,7 +41,7 @@ class Budget:
 
 
 def due(every: int, times: int, step: int, before: float, after: float) -> bool:
-    """Whether a step that took progress from `before` to `after` completes an interval: `every` steps, or 1/`times` of the run."""
+    """Whether a step from progress `before` to `after` completes an interval: `every` steps, or 1/`times` of the run."""
     if every:
         return after >= 1 or step % every == 0
     return _completed(after, times) > _completed(before, times)

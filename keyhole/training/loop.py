@@ -21,7 +21,6 @@ import torch
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, KeyholeError, RunStopped
 from keyhole.core.files import read_json, write_json
-from keyhole.core.findings import Finding
 from keyhole.model.count import count
 from keyhole.model.lm import LM, build
 from keyhole.record import checkpoint
@@ -184,11 +183,9 @@ class _Training:
         self.display.update(row, after)
 
     def _dev_loss(self) -> dict[str, float]:
-        from keyhole.use.evaluate import score
+        from keyhole.use.evaluate import score_dev
 
-        whole = self.recipe.train.eval_tokens == 0
-        size = self.data.dev_bytes if whole else None
-        measured = score(self._whole_model(), self.data.dev(rows=32, tokens=self.recipe.train.eval_tokens), size)
+        measured = score_dev(self._whole_model(), self.data, self.recipe.train.eval_tokens)
         found = {"dev_loss": measured.loss, "dev_sentence_perplexity": measured.sentence_perplexity}
         return found | ({} if measured.bits_per_byte is None else {"dev_bits_per_byte": measured.bits_per_byte})
 
@@ -248,7 +245,7 @@ class _Training:
         return saved
 
     def _precision(self, device: str) -> Precision:
-        """The precision that this run began in, whatever a noisy probe would say now; a new run takes process 0's choice."""
+        """The precision that this run began in, whatever a noisy probe would say now; process 0 chooses for a new one."""
         if self.known is not None:
             return Precision(self.known["precision"]["name"], "as this run began")
         chosen = choose_precision(self.recipe.train.precision, device)
@@ -300,7 +297,8 @@ def _company(world: World, out: Path) -> Iterator[None]:
             raise
         raise Parted(
             "another process of this run ended, which says why if it could; "
-            f"go on with: torchrun --nproc-per-node {world.size} -m keyhole train {shlex.quote(str(out / 'recipe.toml'))} --resume"
+            f"go on with: torchrun --nproc-per-node {world.size} -m keyhole train "
+            f"{shlex.quote(str(out / 'recipe.toml'))} --resume"
         ) from error
 
 

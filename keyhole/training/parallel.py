@@ -8,6 +8,7 @@ process sees the same global batch and takes its rows, so the losses are those o
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,7 +117,10 @@ def join_world() -> World:
         return ALONE
     if not torch.distributed.is_initialized():
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if local >= gpus:
+                raise InputError(f"there is no GPU for process {local}: this machine has {gpus}; start no more than that")
+            torch.cuda.set_device(local)
         # Numbers on the CPU travel by gloo also where tensors on GPUs travel by nccl.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, timeout=timedelta(minutes=10))
@@ -126,4 +130,5 @@ def join_world() -> World:
 def leave_world() -> None:
     """Part from the other processes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # a wrapped model that lives on holds threads of gloo, which end the process badly at its exit
         torch.distributed.destroy_process_group()

@@ -67,7 +67,9 @@ def test_a_stored_recipe_has_every_default_filled_in_and_no_relative_path(folder
 
 def test_a_runs_own_recipe_repeats_it_bit_for_bit_from_anywhere(folder, recipe, tmp_path_factory, monkeypatch):
     (folder / "mine.py").write_text(MINE)
-    made = recipe(model_feed={"name": "mine.py:Mine", "push": 0.5}, model_dropout=0.1, data_tokenizer="words", data_rows="lines")
+    made = recipe(
+        model_feed={"name": "mine.py:Mine", "push": 0.5}, model_dropout=0.1, data_tokenizer="words", data_rows="lines"
+    )
     run = train(made, folder / "run", quiet=True)
     moved = tmp_path_factory.mktemp("elsewhere") / "moved"
     shutil.move(run.path, moved)
@@ -97,9 +99,9 @@ def test_a_users_code_is_recorded_with_its_digest(folder, recipe):
 
 
 def test_opening_what_is_no_run_says_what_is_missing(folder, recipe):
-    with pytest.raises(InputError, match="there is no run .*nowhere"):
+    with pytest.raises(InputError, match=r"there is no run .*nowhere"):
         open_run(folder / "nowhere")
-    with pytest.raises(InputError, match="is not a run: it has no recipe.toml"):
+    with pytest.raises(InputError, match=r"is not a run: it has no recipe.toml"):
         open_run(folder)
     run = train(recipe(), folder / "run", quiet=True)
     shutil.rmtree(run.path / "checkpoints")
@@ -154,7 +156,7 @@ def test_a_damaged_findings_file_does_not_stop_the_list(folder, recipe):
 
 
 def test_listing_where_there_is_no_folder_says_how_to_make_a_run(folder):
-    with pytest.raises(InputError, match="there is no folder .*; keyhole train RECIPE.toml makes the first run"):
+    with pytest.raises(InputError, match=r"there is no folder .*; keyhole train RECIPE.toml makes the first run"):
         list_runs(folder / "nowhere")
 
 

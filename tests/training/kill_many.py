@@ -1,12 +1,13 @@
 """Kill runs at many random moments, go on each time, and compare with runs that nobody disturbed.
 
-    python -m tests.training.kill_many --kills 30
+python -m tests.training.kill_many --kills 30
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -71,13 +72,19 @@ def main() -> None:
             hit, runs = hit + some, runs + 1
             other += found
             kills = ", ".join(f"{count} {where}" for where, count in sorted(some.items())) or "none"
-            print(f"run {runs:2d}  {name}: kills: {kills}; {'identical' if not found else f'NOT the same: {found}'}", flush=True)
+            say(f"run {runs:2d}  {name}: kills: {kills}; {'identical' if not found else f'NOT the same: {found}'}")
         trainer.close()
-    print(f"{hit.total()} kills in {runs} runs ({time.monotonic() - began:.0f} s): ", end="")
-    print(", ".join(f"{count} {where}" for where, count in hit.most_common()))
+    where = ", ".join(f"{count} {where}" for where, count in hit.most_common())
+    say(f"{hit.total()} kills in {runs} runs ({time.monotonic() - began:.0f} s): {where}")
     if other:
         raise SystemExit(f"{len(other)} differences")
-    print("weights, optimizer, state and metrics of every killed run are bit-identical with those of an undisturbed one")
+    say("weights, optimizer, state and metrics of every killed run are bit-identical with those of an undisturbed one")
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

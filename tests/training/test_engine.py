@@ -1,5 +1,6 @@
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +23,12 @@ def engine(tmp_path):
     write_text(tmp_path)
 
     def make(precision="float32", **changes):
-        plain = {"train_optimizer": {"name": "sgd", "momentum": 0.0}, "train_rate": 0.1, "train_clip": 0.0, "model_layers": 2}
+        plain = {
+            "train_optimizer": {"name": "sgd", "momentum": 0.0},
+            "train_rate": 0.1,
+            "train_clip": 0.0,
+            "model_layers": 2,
+        }
         recipe = tiny(tmp_path, **(plain | changes))
         return Engine(build(recipe, VOCAB), recipe.train, precision=Precision(precision, "asked for"))
 
@@ -122,7 +128,7 @@ def test_every_parameter_is_a_view_into_one_buffer(engine, precision, tie):
         assert sum(p.numel() for p in parameters) == weights.master.numel()
         assert all(inside(p, weights.master) for p in parameters)
         starts = sorted((p.data_ptr(), p.numel() * 4) for p in parameters)
-        assert all(a + size == b for (a, size), (b, _) in zip(starts, starts[1:], strict=False))  # no gap, no overlap
+        assert all(a + size == b for (a, size), (b, _) in pairwise(starts))  # no gap, no overlap
         for model in (made.model, weights.compute):
             assert (model.head is model.embedding) == tie
         for a, b in zip(made.model.parameters(), weights.compute.parameters(), strict=True):

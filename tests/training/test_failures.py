@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_sentence(folder, monkeypatch)
         raise OSError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(create.Path, "mkdir", refuse)
-    with pytest.raises(StorageError, match="opening the run directory .*run failed: Permission denied"):
+    with pytest.raises(StorageError, match=r"opening the run directory .*run failed: Permission denied"):
         train(tiny(folder), folder / "run", quiet=True)
 
 
@@ -118,7 +118,7 @@ def test_metrics_that_cannot_be_written_stop_the_run_in_a_sentence(folder, monke
         def __getattr__(self, name):
             return getattr(self.file, name)
 
-        def write(self, data):
+        def write(self, _):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     made = metrics.MetricsWriter.__init__
@@ -159,7 +159,7 @@ def stop_after(folder, step, **changes):
     """A run that was cut off after a step."""
 
     class Cut(Quiet):
-        def update(self, row, progress):
+        def update(self, row, _):
             if row["step"] == step:
                 raise KeyboardInterrupt
 
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_is_no_longer_damaged(folder
         _ = open_run(run).checkpoint
 
     class Cut(Notes):
-        def update(self, row, progress):
+        def update(self, *_):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -261,7 +261,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_a_weight(folde
 
 
 def test_a_rate_far_too_large_stops_the_run_with_a_finding(folder):
-    with pytest.raises(RunStopped, match="finite|diverge"):
+    with pytest.raises(RunStopped, match=r"finite|diverge"):
         train(tiny(folder, train_rate=1e30, train_optimizer="sgd"), folder / "run", quiet=True)
     assert (folder / "run/findings.json").is_file()
 
@@ -407,7 +407,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(folder, name):
 
 def test_a_start_that_was_cut_off_can_be_started_again(folder, whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(create, "write_json", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(create, "write_json", lambda *_: (x for x in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(folder), folder / "run", quiet=True)
     assert (folder / "run/tokenizer.json").is_file()

@@ -219,7 +219,7 @@ def test_matrices_tables_and_vectors_are_told_apart_by_their_role(tmp_path):
     assert kinds["blocks.0.mixer.qkv.weight"] == kinds["blocks.1.mixer.out.weight"] == "matrix"
     assert all(kind == "vector" for key, kind in kinds.items() if "norm" in key)
     assert {key for key, kind in kinds.items() if kind == "matrix"} == {
-        key for key in kinds if key.endswith(".weight") and ".mixer." in key or ".feed." in key
+        key for key in kinds if (key.endswith(".weight") and ".mixer." in key) or ".feed." in key
     }
 
 
@@ -274,12 +274,24 @@ def test_an_optimizers_state_goes_out_and_back_in_bit_for_bit(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("adamm", {}, r"there is no optimizer 'adamm'; did you mean 'adam'\? \(allowed: adagrad, adam, adamw, muon, sgd, sign\)"),
-        ("sgd", {"momentun": 1}, r"unknown option 'momentun' of optimizer 'sgd'; did you mean 'momentum'\? \(allowed: decay"),
+        (
+            "adamm",
+            {},
+            r"there is no optimizer 'adamm'; did you mean 'adam'\? \(allowed: adagrad, adam, adamw, muon, sgd, sign\)",
+        ),
+        (
+            "sgd",
+            {"momentun": 1},
+            r"unknown option 'momentun' of optimizer 'sgd'; did you mean 'momentum'\? \(allowed: decay",
+        ),
         ("sgd", {"momentum": 1.0}, r"optimizer 'sgd': momentum = 1.0 is not valid; it takes a number from 0 to below 1"),
         ("sgd", {"momentum": True}, r"momentum = True is not valid"),
         ("sgd", {"nesterov": 1}, r"nesterov = 1 is not valid; it takes true or false"),
-        ("adam", {"betas": [0.9]}, r"betas = \[0.9\] is not valid; it takes two numbers from 0 to below 1, such as \[0.9, 0.95\]"),
+        (
+            "adam",
+            {"betas": [0.9]},
+            r"betas = \[0.9\] is not valid; it takes two numbers from 0 to below 1, such as \[0.9, 0.95\]",
+        ),
         ("adamw", {"betas": [0.9, 1.0]}, r"betas = \[0.9, 1.0\] is not valid"),
         ("adamw", {"decay": -1}, r"decay = -1 is not valid; it takes a number of at least 0"),
         ("adamw", {"eps": "small"}, r"eps = 'small' is not valid"),
@@ -291,4 +303,6 @@ def test_an_optimizers_state_goes_out_and_back_in_bit_for_bit(tmp_path, name):
 def test_wrong_options_are_refused_in_a_sentence(name, options, says):
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(InputError, match=says):
-        build_optimizer(Spec(name=name, options=options), RATE, [Group("matrix", [parameter], lambda flat: [flat], decays=True)])
+        build_optimizer(
+            Spec(name=name, options=options), RATE, [Group("matrix", [parameter], lambda flat: [flat], decays=True)]
+        )

@@ -67,7 +67,14 @@ def torchrun(folder, orders, processes=2):
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/training'}",
         "KEYHOLE_CACHE": str(folder / "cache"),
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        "--max-restarts=0",
+    ]
     done = subprocess.run(
         [*command, str(ROOT / "tests/training/parallel_driver.py"), str(folder / "orders.json")],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
@@ -154,7 +161,9 @@ def test_a_process_that_loses_the_other_says_so_and_the_run_resumes_exactly(two,
     assert code != 0
     first = said(tmp_path, "run", 0)
     # torchrun ends the other process as well; it may come first.
-    assert first is None or (first["kind"] == "Parted" and "go on with: torchrun --nproc-per-node 2" in first["error"]), text
+    assert first is None or (first["kind"] == "Parted" and "go on with: torchrun --nproc-per-node 2" in first["error"]), (
+        text
+    )
     code, text = torchrun(tmp_path, [{**order, "resume": True}])
     assert code == 0, text
     assert differences(end(two / "random ddp"), end(tmp_path / "run")) == []

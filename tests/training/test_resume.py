@@ -46,7 +46,7 @@ class CrashAt(Quiet):
     def __init__(self, step):
         self.step = step
 
-    def update(self, row, progress):
+    def update(self, row, _):
         if row["step"] == self.step:
             raise Crash
 
@@ -122,7 +122,7 @@ def forget_nothing(patch):
 
 
 def forget_chance(patch):
-    patch.setattr(snapshot.torch, "set_rng_state", lambda state: None)
+    patch.setattr(snapshot.torch, "set_rng_state", lambda _: None)
 
 
 def forget_tensors(patch, wanted):
@@ -144,7 +144,7 @@ def forget_steps_of_the_optimizer(patch):
 
 
 def forget_weights(patch):
-    patch.setattr(snapshot, "load_weights", lambda *arguments: None)
+    patch.setattr(snapshot, "load_weights", lambda *_: None)
 
 
 def forget_place_in_data(patch):

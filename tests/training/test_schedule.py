@@ -66,7 +66,10 @@ def test_after_the_warm_up_no_schedule_rises(name, a, b):
     [
         (Spec(name="cosin"), r"there is no schedule 'cosin'; did you mean 'cosine'\? \(allowed: constant, cosine"),
         (Spec(name="cosine", options={"flor": 0}), r"unknown option 'flor' of schedule 'cosine'; did you mean 'floor'\?"),
-        (Spec(name="linear", options={"floor": 2}), r"schedule 'linear': floor = 2 is not valid; it is a fraction from 0 to 1"),
+        (
+            Spec(name="linear", options={"floor": 2}),
+            r"schedule 'linear': floor = 2 is not valid; it is a fraction from 0 to 1",
+        ),
         (Spec(name="linear", options={"floor": True}), r"floor = True is not valid"),
         (Spec(name="linear", options={"floor": "low"}), r"floor = 'low' is not valid"),
         (Spec(name="constant", options={"floor": 0.1}), r"unknown option 'floor' of schedule 'constant'"),

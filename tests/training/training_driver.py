@@ -7,6 +7,7 @@ The answer is a line with the exit code.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -21,11 +22,10 @@ ENDED = 77  # what a child that a plant killed exits with: nothing is flushed an
 def serve() -> None:
     """Carry out orders until stdin ends."""
     import torch
-    import torch._dynamo  # an optimizer's step loads it: better once than in every child
 
-    import keyhole.training.loop
-    import keyhole.use.evaluate
-
+    # What every child would load by itself is loaded once.
+    for name in ("torch._dynamo", "keyhole.training.loop", "keyhole.use.evaluate"):
+        importlib.import_module(name)
     torch.set_num_threads(1)
     for line in sys.stdin:
         order = json.loads(line)
@@ -36,11 +36,12 @@ def serve() -> None:
         if order.get("stop"):
             _stop(pid, Path(order["out"]), **order["stop"])
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
 
 
 def _stop(pid: int, out: Path, number: int, seconds: float = 0.0, rows: int = 0) -> None:
-    """Send a signal when it is time. The child is not waited for here, so its number stays its own even when it has ended."""
+    """Send a signal when it is time. The child is not reaped here, so its number stays its own even when it has ended."""
     until, metrics = time.monotonic() + seconds, out / "metrics.jsonl"
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         enough = rows and metrics.is_file() and metrics.read_bytes().count(b"\n") >= rows
@@ -63,7 +64,8 @@ def _carry_out(order: dict) -> int:
         recipe = Recipe.parse(order["recipe"], folder=Path(order["folder"]))
         train(recipe, order["out"], resume=order["resume"])
     except KeyholeError as error:
-        print(error, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
         return error.exit_code
     except BaseException:
         import traceback

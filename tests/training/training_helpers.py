@@ -23,14 +23,22 @@ CLOCK = ("seconds", "tokens_per_second")
 TINY: dict[str, dict[str, Any]] = {
     "data": {"source": "text.txt", "block": 8},
     "model": {"layers": 1, "heads": 2, "width": 16},
-    "train": {"steps": 12, "batch": 4, "precision": "float32", "warmup": 2, "save_every": 3, "eval_every": 4, "log_every": 1},
+    "train": {
+        "steps": 12,
+        "batch": 4,
+        "precision": "float32",
+        "warmup": 2,
+        "save_every": 3,
+        "eval_every": 4,
+        "log_every": 1,
+    },
 }
 
 
 def write_text(folder: Path) -> None:
     """A text of sentences and lines: small, so that runs go over it many times."""
     draw = random.Random(1)
-    words = "the a one small key door opens under light of every old house where no hand has been".split()
+    words = ["the", "a", "small", "key", "door", "opens", "under", "light", "of", "every", "old", "house", "no", "hand"]
     lines = [" ".join(draw.choices(words, k=draw.randint(2, 7))).capitalize() + "." for _ in range(40)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -84,7 +92,8 @@ class Trainer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KEYHOLE_CACHE": str(folder / "cache")}
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KEYHOLE_CACHE": str(folder / "cache")}
+        environment = {**os.environ, **own}
         self._server = subprocess.Popen(
             [sys.executable, str(ROOT / "tests/training/training_driver.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
@@ -107,7 +116,7 @@ class Trainer:
 def kill_often(
     trainer: Trainer, recipe: dict[str, Any], out: Path, kills: int, seconds: float, draw: random.Random
 ) -> Counter[str]:
-    """Kill a run up to `kills` times at random moments, each time going on, until it is done. Returns what the kills hit."""
+    """Kill a run up to `kills` times at random moments, going on each time, until it is done; tells what they hit."""
     hit: Counter[str] = Counter()
     while True:
         stop = {"number": signal.SIGKILL, "seconds": draw.uniform(0, seconds)} if hit.total() < kills else None

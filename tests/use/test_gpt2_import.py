@@ -159,7 +159,7 @@ REFUSED_FOLDERS = [
 ]
 
 
-@pytest.mark.parametrize(("harm", "error", "message"), REFUSED_FOLDERS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("harm", "error", "message"), REFUSED_FOLDERS, ids=[row[2][:40] for row in REFUSED_FOLDERS])
 def test_a_folder_that_cannot_be_read_is_refused_in_one_sentence(harm, error, message, tmp_path):
     folder = foreign_folder(tmp_path / "hf")
     harm(folder)
