@@ -65,9 +65,7 @@ def picture(found) -> str:
         targets = [target for source, target in found if source == folder]
         shown = [f"!! {target} !!" if (folder, target) in wrong else target for target in targets]
         lines.append(f"{folder:>9} ─► {', '.join(shown) or '(nothing)'}")
-    lines += [
-        f"wrong: {source} imports {target} in {', '.join(sorted(found[source, target]))}" for source, target in wrong
-    ]
+    lines += [f"wrong: {source} imports {target} in {', '.join(sorted(found[source, target]))}" for source, target in wrong]
     return "\n".join(lines)
 
 

@@ -101,7 +101,15 @@ def _common(
 
 def main() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except SystemExit as ended:  # a process that leaves because another one has said why
+        code = ended.code if isinstance(ended.code, int) else 1
+    if "keyhole.training.parallel" not in sys.modules:
+        sys.exit(code)
+    from keyhole.training.parallel import end_process
+
+    end_process(code)
 
 
 def run(arguments: list[str]) -> int:

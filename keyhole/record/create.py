@@ -13,7 +13,7 @@ from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError
 from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
 from keyhole.model.registry import resolve_file
-from keyhole.record.environment import environment
+from keyhole.record.environment import RECIPE_DIGEST, environment, text_digest
 from keyhole.text import Dataset, save_tokenizer
 
 LOCK, STARTING = ".lock", ".starting"
@@ -33,9 +33,11 @@ def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, A
     save_tokenizer(dataset.tokenizer, out)
     digests = {name: sha256(source) for name, source in code.items()}
     data = {"hash": dataset.hash, **dataset.description}
-    write_json(out / "environment.json", {**environment(), **notes, "data": data, "code": digests})
+    text = stored.to_toml()
+    known = {**environment(), **notes, "data": data, "code": digests, RECIPE_DIGEST: text_digest(text)}
+    write_json(out / "environment.json", known)
     # The recipe comes last: a directory with a recipe is a run.
-    write_atomically(out / "recipe.toml", stored.to_toml())
+    write_atomically(out / "recipe.toml", text)
     (out / STARTING).unlink(missing_ok=True)
 
 

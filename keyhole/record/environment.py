@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
@@ -9,6 +10,9 @@ from importlib import metadata
 from typing import Any
 
 import torch
+
+RECIPE_DIGEST = "recipe_sha256"
+"""Under this key stands the SHA-256 of recipe.toml: half of a TOML file may be a whole one, of another model."""
 
 PACKAGES = ("keyhole", "torch", "numpy", "safetensors", "tokenizers", "pydantic")
 
@@ -25,6 +29,11 @@ def environment() -> dict[str, Any]:
         },
         "command": sys.argv,
     }
+
+
+def text_digest(text: str) -> str:
+    """The SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(known: dict[str, Any]) -> list[str]:

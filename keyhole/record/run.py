@@ -25,6 +25,7 @@ from keyhole.core.errors import InputError, KeyholeError, StorageError
 from keyhole.core.files import read_json
 from keyhole.model.lm import LM
 from keyhole.record import checkpoint
+from keyhole.record.environment import RECIPE_DIGEST, text_digest
 from keyhole.record.metrics import read_metrics
 from keyhole.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -37,8 +38,16 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe with every default filled in."""
-        return Recipe.load(self.path / "recipe.toml")
+        """The recipe with every default filled in; one that is not as the run began with it is refused."""
+        path = self.path / "recipe.toml"
+        recipe = Recipe.load(path)
+        known = self.environment.get(RECIPE_DIGEST) if (self.path / "environment.json").exists() else None
+        if known not in (None, text_digest(path.read_text(encoding="utf-8"))):
+            raise StorageError(
+                f"{path} is damaged or was changed since this run began; put it back, or, if you changed it knowingly, "
+                f"take {RECIPE_DIGEST!r} out of {self.path / 'environment.json'}"
+            )
+        return recipe
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

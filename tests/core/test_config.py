@@ -95,9 +95,7 @@ def test_the_error_of_a_file_names_the_file(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not a TOML file"):
         Recipe.load(path)
-    with pytest.raises(
-        InputError, match=r"there is no recipe .*none.toml; give a TOML file such as recipes/first.toml"
-    ):
+    with pytest.raises(InputError, match=r"there is no recipe .*none.toml; give a TOML file such as recipes/first.toml"):
         Recipe.load(tmp_path / "none.toml")
     with pytest.raises(InputError, match=r"is a folder; give a recipe file such as"):
         Recipe.load(tmp_path)
@@ -209,9 +207,7 @@ def test_replace_refuses_two_new_budgets():
 
 @pytest.mark.parametrize("key", ["steps", "foo.x", "model.", ".x", ""])
 def test_replace_refuses_a_key_that_is_not_in_a_section(key):
-    with pytest.raises(
-        InputError, match=r"there is no recipe key .*; write it as section.key, for example train.steps"
-    ):
+    with pytest.raises(InputError, match=r"there is no recipe key .*; write it as section.key, for example train.steps"):
         Recipe().replace({key: 1})
 
 

@@ -26,9 +26,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(step, tmp_path,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, step, refuse)
-    with pytest.raises(
-        StorageError, match=r"writing .*file.txt failed: No space left on device; what was saved before"
-    ):
+    with pytest.raises(StorageError, match=r"writing .*file.txt failed: No space left on device; what was saved before"):
         write_atomically(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"

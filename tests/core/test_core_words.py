@@ -93,9 +93,7 @@ def test_a_seed_fits_63_bits_and_depends_on_nothing_else(seed, names):
 
 
 def test_streams_of_different_names_and_seeds_are_different():
-    found = {
-        derive(seed, *names) for seed in range(50) for names in ((), ("a",), ("b",), ("a", "b"), ("a", 1), ("a", 11))
-    }
+    found = {derive(seed, *names) for seed in range(50) for names in ((), ("a",), ("b",), ("a", "b"), ("a", 1), ("a", 11))}
     assert len(found) == 300
 
 

@@ -53,9 +53,7 @@ def test_the_fast_forms_are_the_reference_in_value_and_gradients(tokens, batch, 
 
 
 @pytest.mark.parametrize("form", [reference_attention, blocked_attention, fused_attention])
-@pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=["float32", "bfloat16"]
-)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("tokens", [7, 65, 200])
 def test_lower_precision_stays_within_its_bound(tokens, dtype, bound, form):
     low, weight = qkv(2, tokens, dtype), normal(2, 3, tokens, 8, seed=9).to(dtype)
@@ -69,9 +67,7 @@ def test_lower_precision_stays_within_its_bound(tokens, dtype, bound, form):
 def test_blocks_of_any_size_give_the_same(size, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", size)
     inputs, weight = qkv(2, 11), normal(2, 3, 11, 8, seed=9)
-    found, expected = (
-        gradients(lambda f=f: f(*inputs), inputs, weight) for f in (blocked_attention, reference_attention)
-    )
+    found, expected = (gradients(lambda f=f: f(*inputs), inputs, weight) for f in (blocked_attention, reference_attention))
     assert_all_close(found, expected, 1e-12)
 
 

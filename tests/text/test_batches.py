@@ -47,9 +47,7 @@ def in_pieces(dataset: Dataset, start: int, counts: list[int]):
 def samples_of(batches) -> list[tuple[list[int], list[int]]]:
     """Samples without their padding, which depends on the neighbours in the batch."""
     return [
-        (x[y != NO_TARGET].tolist(), y[y != NO_TARGET].tolist())
-        for xs, ys in batches
-        for x, y in zip(xs, ys, strict=True)
+        (x[y != NO_TARGET].tolist(), y[y != NO_TARGET].tolist()) for xs, ys in batches for x, y in zip(xs, ys, strict=True)
     ]
 
 

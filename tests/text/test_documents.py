@@ -46,9 +46,7 @@ def test_no_document_spans_two_files():
     assert documents(corpus, "text") == ["Begun here\n\nended there."]
 
 
-@given(
-    st.text(alphabet="aB .!?\n\"'”(No1", max_size=80), st.sampled_from(["lines", "sentences", "paragraphs", "files"])
-)
+@given(st.text(alphabet="aB .!?\n\"'”(No1", max_size=80), st.sampled_from(["lines", "sentences", "paragraphs", "files"]))
 def test_cutting_keeps_every_word_in_order_and_leaves_nothing_empty(text, rows):
     pieces = cut(text, rows)
     assert all(piece.strip() for piece in pieces)

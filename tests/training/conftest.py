@@ -1,7 +1,9 @@
 import json
 
 import pytest
-from training_helpers import Trainer, end, log_of, write_text
+from training_helpers import Trainer, end, log_of, tiny, write_text
+
+from keyhole.training.loop import train
 
 
 @pytest.fixture
@@ -42,3 +44,10 @@ def undisturbed(_server, tmp_path_factory):
         return known[key]
 
     return run
+
+
+@pytest.fixture
+def whole(folder):
+    """How the tiny run ends when all goes well."""
+    train(tiny(folder), folder / "whole", quiet=True)
+    return end(folder / "whole")

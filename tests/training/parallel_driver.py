@@ -17,7 +17,7 @@ from keyhole.core.config import Recipe
 from keyhole.core.errors import KeyholeError
 from keyhole.record import checkpoint, create, metrics
 from keyhole.training import engine, loop
-from keyhole.training.parallel import leave_world
+from keyhole.training.parallel import end_process
 
 
 def main(orders: Path) -> None:
@@ -40,7 +40,7 @@ def main(orders: Path) -> None:
         out.with_name(f"{out.name}.{rank}.json").write_text(json.dumps(said))
         if said["kind"] == "Parted":
             os._exit(1)
-    leave_world()
+    end_process(0)
 
 
 def _forbid_writing() -> None:

@@ -55,9 +55,7 @@ def test_transformers_computes_our_logits_and_so_does_the_imported_run(changes, 
     run = new_run(changes)
     exported = export_run(run, tmp_path / "hf")
     assert (exported.form, set(exported.files)) == ("gpt2", GPT2_FILES)
-    assert {path.stat().st_mode & 0o777 for path in exported.path.iterdir()} == {0o644}, (
-        "others must be able to read it"
-    )
+    assert {path.stat().st_mode & 0o777 for path in exported.path.iterdir()} == {0o644}, "others must be able to read it"
     assert_equal_logits(run, tmp_path / "hf")
 
     back = import_gpt2(tmp_path / "hf", tmp_path / "back")

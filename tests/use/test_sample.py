@@ -48,9 +48,7 @@ def run(request, tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "run", {"data.tokenizer": request.param})
 
 
-@pytest.mark.parametrize(
-    "options", [{"temperature": 0.0}, {"seed": 3}, {"top_k": 3}, {"top_p": 0.5, "temperature": 2.0}]
-)
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 3}, {"top_k": 3}, {"top_p": 0.5, "temperature": 2.0}])
 @pytest.mark.parametrize("prompt", ["", "the cat sat", "naïve 😀"])
 def test_the_stream_joined_is_the_sample_behind_its_prompt(run, prompt, options):
     whole = sample(run, prompt, 40, **options)
@@ -96,9 +94,7 @@ def test_a_character_that_the_end_cuts_off_is_shown_as_a_replacement_sign_and_no
 
 
 def test_bytes_that_are_no_text_are_shown_and_what_follows_is_kept():
-    assert (
-        "".join(said(scripted("bytes", [0xFF, 0xE2, ord("a"), 0x80, ord("b"), 0xF0]))) == "\ufffd\ufffda\ufffdb\ufffd"
-    )
+    assert "".join(said(scripted("bytes", [0xFF, 0xE2, ord("a"), 0x80, ord("b"), 0xF0]))) == "\ufffd\ufffda\ufffdb\ufffd"
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
