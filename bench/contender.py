@@ -33,8 +33,8 @@ RATE = 1e-3
 FEWEST_STEPS = 3  # a median needs three, even where one step takes longer than the time given
 BATCHES = 8
 
-LIKE_PEERS = {"model.feed": "gelu", "model.norm": "layer"}
-"""What the peers' models are made of."""
+OTHER_PARTS = {"model.feed": "relu-squared", "model.norm": "rms"}
+"""Parts that the peers' models are not made of."""
 
 
 def gpt2(shape: Shape, *, bf16: bool) -> tuple[nn.Module, Step]:
@@ -91,7 +91,7 @@ def peer_step(model: nn.Module, logits: Callable[[Tensor], Tensor], *, bf16: boo
 
 
 def keyhole_recipe(shape: Shape, changes: dict[str, Any] | None = None) -> Recipe:
-    """The same sizes in our library: AdamW without clipping as the peers have it, the cheaper standard parts."""
+    """The same sizes in our library: AdamW without clipping as the peers have it, of the same parts."""
     from keyhole.core.config import Recipe
 
     return Recipe().replace(
@@ -101,8 +101,8 @@ def keyhole_recipe(shape: Shape, changes: dict[str, Any] | None = None) -> Recip
             "model.heads": shape.heads,
             "model.width": shape.width,
             "model.position": "learned",
-            "model.norm": "rms",
-            "model.feed": "relu-squared",
+            "model.norm": "layer",
+            "model.feed": "gelu",
             "train.batch": shape.batch,
             "train.optimizer": "adamw",
             "train.rate": RATE,
@@ -125,7 +125,7 @@ def keyhole(shape: Shape, *, changes: dict[str, Any] | None = None) -> tuple[nn.
 
 CONTENDERS: dict[str, Callable[[Shape], tuple[nn.Module, Step]]] = {
     "keyhole": keyhole,
-    "keyhole-gelu": partial(keyhole, changes=LIKE_PEERS),
+    "keyhole-rms-relu2": partial(keyhole, changes=OTHER_PARTS),
     "keyhole-float32": partial(keyhole, changes={"train.precision": "float32"}),
     "gpt2-float32": partial(gpt2, bf16=False),
     "gpt2-bf16": partial(gpt2, bf16=True),

@@ -23,7 +23,7 @@ def _torch() -> list[Finding]:
     try:
         import torch
 
-        from keyhole.training.precision import choose_precision, keep_freed_memory, matrix_rate
+        from keyhole.training.precision import choose_precision, keep_freed_memory, matrix_rates
     except Exception as error:  # a broken build raises whatever its loader does
         first = (str(error).splitlines() or [""])[0]
         return [
@@ -36,7 +36,9 @@ def _torch() -> list[Finding]:
             )
         ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rates = {str(d).removeprefix("torch."): matrix_rate(d, 512) / 1e9 for d in (torch.float32, torch.bfloat16)}
+    dtypes = (torch.float32, torch.bfloat16)
+    found = matrix_rates(dtypes, 512)
+    rates = {str(d).removeprefix("torch."): rate / 1e9 for d, rate in zip(dtypes, found, strict=True)}
     chosen = choose_precision("auto", device)
     return [
         _threads(torch.get_num_threads()),

@@ -35,23 +35,37 @@ def choose_precision(asked: str, device: str = "cpu") -> Precision:
     if device != "cpu":
         native = torch.cuda.is_bf16_supported() if device.startswith("cuda") else False
         return Precision("bfloat16" if native else "float32", f"{device} {'runs' if native else 'lacks'} bfloat16")
-    slow, fast = (matrix_rate(dtype, 512) for dtype in (torch.float32, torch.bfloat16))
-    ratio = fast / slow
+    ratio = _bfloat16_ratio()
     if ratio > 1.2:
         return Precision("bfloat16", f"matrix products run {ratio:.1f} times as fast as in float32 here")
     return Precision("float32", f"bfloat16 matrix products run only {ratio:.2f} times as fast here")
 
 
 @lru_cache
-def matrix_rate(dtype: torch.dtype, size: int, repeats: int = 7) -> float:
-    """FLOPs per second of a square matrix product: the best of a few, since noise only slows."""
-    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    best = float("inf")
+def _bfloat16_ratio() -> float:
+    """How many times as fast as in float32 matrix products run in bfloat16.
+
+    One thread: two of them wait for each other at the end of each product, and on a busy machine that alone is measured.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rates = matrix_rates((torch.float32, torch.bfloat16), 512)
+    finally:
+        torch.set_num_threads(threads)
+    return rates[1] / rates[0]
+
+
+def matrix_rates(dtypes: tuple[torch.dtype, ...], size: int, repeats: int = 7) -> list[float]:
+    """FLOPs per second of square matrix products: the best of a few, since noise only slows; types take turns."""
+    operands = [[torch.ones(size, size, dtype=dtype) for _ in range(2)] for dtype in dtypes]
+    best = [float("inf")] * len(dtypes)
     for _ in range(repeats):
-        start = time.perf_counter()
-        a @ b
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+        for i, (a, b) in enumerate(operands):
+            start = time.perf_counter()
+            a @ b
+            best[i] = min(best[i], time.perf_counter() - start)
+    return [2 * size**3 / seconds for seconds in best]
 
 
 def keep_freed_memory() -> bool:
