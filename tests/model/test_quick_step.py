@@ -70,8 +70,8 @@ def test_what_the_quick_form_does_not_know_is_left_to_the_reference(changes):
 def test_a_wrong_scale_in_the_quick_form_would_be_seen():
     model = randomised()
     decoder = Decoder(model)
-    matrix = decoder._quick.layers[0].qkv.matrix
-    matrix[: model.config.width] *= 1.01
+    matrix, _ = decoder._quick.layers[0].qkv
+    matrix[:, : model.config.width] *= 1.01
     assert error(model, decoder) > 1e-6
 
 
