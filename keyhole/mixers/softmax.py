@@ -16,9 +16,8 @@ from torch import nn
 
 from keyhole.core.errors import InputError, nearest
 from keyhole.mixers.contract import Cost, Impl, Look
+from keyhole.mixers.heads import HeadMixer
 from keyhole.mixers.kernels import blocked_attention, blocked_flops, choose_kernel, fused_attention
-from keyhole.parts.contract import Linear
-from keyhole.parts.norm import RMSNorm
 
 
 def reference_weights(
@@ -75,7 +74,7 @@ class Cache:
         return Cache(self.both_2BGSD.clone(), self.length, merge)
 
 
-class Softmax(nn.Module):
+class Softmax(HeadMixer):
     """Attention with any number of heads. `impl` fixes the kernel.
 
     Options in a recipe: `qk_norm = true` (RMS norm over each head's channels), `bias = true` (as GPT-2 has).
@@ -94,39 +93,32 @@ class Softmax(nn.Module):
         bias: bool = False,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(width, heads, kv_heads=kv_heads, position=position, merge=merge, qk_norm=qk_norm, bias=bias)
         if impl not in get_args(Impl):
             raise InputError(f"softmax impl = {impl!r} is not valid{nearest(str(impl), get_args(Impl))}")
-        self.heads, self.groups, self.block = heads, kv_heads or heads, block
-        self.channels = width // heads
+        self.block = block
         self.impl: Impl = impl
-        key_width = self.groups * self.channels
-        self.split = (width, key_width, key_width)
-        self.qkv = Linear(width, sum(self.split), role="in", bias=bias, stack=self.split)
-        self.out = Linear(width, width, role="out", bias=bias)
-        self.position, self.merge = position, merge
-        self.qk_norm = nn.ModuleList(RMSNorm(self.channels) for _ in range(2)) if qk_norm else None
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
-        q, k, v = self._project(x_BTW, start=0)
+        q, k, v = self.project(x_BTW, start=0)
         k, v = self._share(k), self._share(v)
         bias = self._bias(0, q.shape[-2], q)
         if bias is None and mask_BT is None:
             o = attention(q, k, v, impl or self.impl)
         else:
             o = reference_attention(q, k, v, bias, mask_BT)
-        return self._join(o)[0]
+        return self.join(o)[0]
 
     def begin(self, batch: int, like: torch.Tensor) -> Cache:
         """An empty cache with room for `block` tokens."""
-        merge = self.merge.begin(batch, like) if hasattr(self.merge, "begin") else None
-        return Cache(like.new_empty(2, batch, self.groups, self.block, self.channels), 0, merge)
+        both = like.new_empty(2, batch, self.groups, self.block, self.channels)
+        return Cache(both, 0, self.begin_merge(batch, like))
 
     def step(self, x_BTW: torch.Tensor, state: Cache) -> tuple[torch.Tensor, Cache]:
         """Read the next tokens, with all earlier ones in the cache."""
         start, stop = state.length, state.length + x_BTW.shape[1]
-        q, k, v = self._project(x_BTW, start)
+        q, k, v = self.project(x_BTW, start)
         new, seen = state.both_2BGSD[..., start:stop, :], state.both_2BGSD[..., :stop, :]
         new[0], new[1] = k, v
         bias = self._bias(start, stop, q)
@@ -134,7 +126,7 @@ class Softmax(nn.Module):
             o = self._read_all(q, *seen)
         else:
             o = reference_attention(q, self._share(seen[0]), self._share(seen[1]), bias)
-        y, state.merge = self._join(o, state.merge)
+        y, state.merge = self.join(o, state.merge)
         state.length = stop
         return y, state
 
@@ -147,36 +139,17 @@ class Softmax(nn.Module):
 
     def look(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None) -> Look:
         """The weights and what each head wrote."""
-        q, k, v = self._project(x_BTW, start=0)
+        q, k, v = self.project(x_BTW, start=0)
         weights = reference_weights(q, self._share(k), self._bias(0, q.shape[-2], q), mask_BT)
-        heads = (weights @ self._share(v)).transpose(1, 2)
-        return Look(weights, self.merge(heads) if self.merge else heads)
+        return Look(weights, self.merged(weights @ self._share(v)))
 
     def cost(self, tokens: int, impl: Impl = "reference") -> Cost:
         """Matrix products of one row of `tokens`; the blocked form skips what the mask would hide."""
         mixing = 4 * self.heads * self.channels * tokens**2
         if impl == "blocked":
             mixing = self.heads * blocked_flops(tokens, self.channels)
-        state = 2 * self.groups * self.block * self.channels * self.qkv.weight.element_size()
-        if hasattr(self.merge, "begin"):
-            merging = self.merge.begin(1, self.qkv.weight)
-            state += merging.numel() * merging.element_size()
-        own = (self.qkv, self.out, *(self.qk_norm or ()))
-        parameters = sum(weight.numel() for part in own for weight in part.parameters())
-        return Cost(parameters, self.qkv.flops(tokens) + self.out.flops(tokens) + mixing, state)
-
-    def _project(self, x_BTW: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        B, T, _ = x_BTW.shape
-        both = self.qkv(x_BTW)
-        if self.groups == self.heads:
-            # One copy brings all three to (B, H, T, D): the layout every kernel below wants.
-            q, k, v = both.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous().unbind(0)
-        else:
-            q, k, v = (part.unflatten(-1, (-1, self.channels)).transpose(1, 2) for part in both.split(self.split, -1))
-        if self.qk_norm is not None:
-            q, k = self.qk_norm[0](q), self.qk_norm[1](k)
-        turn = getattr(self.position, "turn", None)
-        return (turn(q, start), turn(k, start), v) if turn else (q, k, v)
+        state = 2 * self.groups * self.block * self.channels * self.qkv.weight.element_size() + self.merge_state_bytes()
+        return Cost(self.own_parameters(), self.projection_flops(tokens) + mixing, state)
 
     def _share(self, x_BGSD: torch.Tensor) -> torch.Tensor:
         return x_BGSD if self.groups == self.heads else x_BGSD.repeat_interleave(self.heads // self.groups, 1)
@@ -186,11 +159,3 @@ class Softmax(nn.Module):
             return None
         time = torch.arange(stop, device=like.device)
         return self.position.bias(time[start:], time).to(like.dtype)
-
-    def _join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
-        heads_BTHD = o_BHTD.transpose(1, 2)
-        if state is not None:
-            heads_BTHD, state = self.merge.step(heads_BTHD, state)
-        elif self.merge is not None:
-            heads_BTHD = self.merge(heads_BTHD)
-        return self.out(heads_BTHD.flatten(2)), state
