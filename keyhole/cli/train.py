@@ -73,5 +73,5 @@ def _default_out(recipe: Path, resume: bool) -> Path:
 def _warnings(recipe: Recipe) -> list[str]:
     from keyhole.model.registry import CATALOGUE, warning
 
-    found = [warning(kind, getattr(recipe.model, kind).name) for kind in CATALOGUE]
+    found = [warning(kind, spec.name) for kind in CATALOGUE for spec in recipe.model.specs(kind)]
     return [text for text in found if text]

@@ -59,6 +59,15 @@ def _read_spec(value: Any) -> Any:
 PartSpec = Annotated[Spec, BeforeValidator(_read_spec)]
 
 
+def _read_one_or_many(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return Spec.model_validate(_read_spec(value))
+    return tuple(Spec.model_validate(_read_spec(item)) for item in value)
+
+
+PartSpecs = Annotated[Spec | tuple[Spec, ...], BeforeValidator(_read_one_or_many)]
+
+
 class Section(BaseModel):
     """One table of a recipe: frozen, typed, no unknown keys."""
 
@@ -93,8 +102,8 @@ class Model(Section):
     """Heads of a mixer."""
     kv_heads: int | None = Field(None, ge=1)
     """Key-value heads shared by groups of query heads; as many as heads when not given."""
-    mixer: PartSpec = Spec(name="softmax")
-    """How tokens read one another."""
+    mixer: PartSpecs = Spec(name="softmax")
+    """How tokens read one another; a list has one mixer for each layer: `["linear", "softmax"]`."""
     position: PartSpec = Spec(name="learned")
     """How a token knows its place: `learned`, `sinusoidal`, `rope`, `alibi`, `none`."""
     merge: PartSpec = Spec(name="concat")
@@ -109,6 +118,24 @@ class Model(Section):
     """Whether the output head is the embedding."""
     init: Literal["standard", "quiet"] = "standard"
     """`standard` is GPT-2's table; `quiet` scales by fan-in and starts every residual output and the head at zero."""
+
+    @property
+    def mixers(self) -> tuple[Spec, ...]:
+        """The mixer of each layer."""
+        return (self.mixer,) * self.layers if isinstance(self.mixer, Spec) else self.mixer
+
+    def specs(self, kind: str) -> tuple[Spec, ...]:
+        """The parts of a kind that this model is built of, each once."""
+        found = getattr(self, kind)
+        return (found,) if isinstance(found, Spec) else tuple({str(spec): spec for spec in found}.values())
+
+    @model_validator(mode="after")
+    def _one_mixer_a_layer(self) -> Self:
+        if len(self.mixers) != self.layers:
+            raise ValueError(
+                f"mixer is a list of {len(self.mixers)} for {self.layers} layers; give one for each, or one for all"
+            )
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:

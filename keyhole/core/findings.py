@@ -14,6 +14,8 @@ _MARK = {"holds": "✓", "fails": "✗", "undecided": "?"}
 class Finding:
     """One statement, measured. `undecided` is a result: `remedy` then says what would decide it."""
 
+    name: str = ""
+    """The rule or claim, in a word or two: what a table lists and a script looks for."""
     statement: str
     expected: str
     measured: str

@@ -16,7 +16,8 @@ The three forms are equal: `impl="reference"` (the definition), the default (wha
 returned; what decodes). A state has `copy()`; `step` may use up the one it is given. A padded token reads nothing, is read
 by nobody and changes no state; what stands in its own row of the result is no concern, as long as it is finite.
 
-FLOPs are those of the form that trains, counted as `keyhole.mixers.flops` counts them.
+FLOPs are those of the form that trains, counted as `keyhole.mixers.flops` counts them; a mixer whose form depends on the
+machine names the one it counts: `counted_form = "reference"`.
 
 Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 """

@@ -5,6 +5,7 @@ Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,42 +15,24 @@ from keyhole.parts.contract import Linear
 from keyhole.parts.norm import RMSNorm
 
 
-class HeadMixer(nn.Module):
-    """Projects tokens to (B, H, T, D) queries, keys and values; merges (B, H, T, D) outputs and projects them back."""
+class HeadOutput(nn.Module):
+    """The way from (B, H, T, D) heads back to the stream: merge them, then project."""
 
     def __init__(
         self,
         width: int,
         heads: int,
-        *,
-        kv_heads: int | None = None,
-        position: nn.Module | None = None,
         merge: nn.Module | None = None,
-        qk_norm: bool = False,
+        *,
+        projections: dict[str, nn.Module] | None = None,
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.heads, self.groups, self.channels = heads, kv_heads or heads, width // heads
-        key_width = self.groups * self.channels
-        self.split = (width, key_width, key_width)
-        self.qkv = Linear(width, sum(self.split), role="in", bias=bias, stack=self.split)
+        self.heads, self.channels = heads, width // heads
+        for name, module in (projections or {}).items():  # parameters stand in the order in which they are used
+            self.add_module(name, module)
+        self.merge = merge
         self.out = Linear(width, width, role="out", bias=bias)
-        self.position, self.merge = position, merge
-        self.qk_norm = nn.ModuleList(RMSNorm(self.channels) for _ in range(2)) if qk_norm else None
-
-    def project(self, x_BTW: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, H, T, D), keys and values (B, G, T, D), normed and turned, of tokens at positions from `start`."""
-        B, T, _ = x_BTW.shape
-        both = self.qkv(x_BTW)
-        if self.groups == self.heads:
-            # One copy brings all three to (B, H, T, D): the layout every kernel wants.
-            q, k, v = both.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous().unbind(0)
-        else:
-            q, k, v = (part.unflatten(-1, (-1, self.channels)).transpose(1, 2) for part in both.split(self.split, -1))
-        if self.qk_norm is not None:
-            q, k = self.qk_norm[0](q), self.qk_norm[1](k)
-        turn = getattr(self.position, "turn", None)
-        return (turn(q, start), turn(k, start), v) if turn else (q, k, v)
 
     def join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
         """Merge the heads, going on from the merge's state where it has one, and write to the stream."""
@@ -71,14 +54,98 @@ class HeadMixer(nn.Module):
 
     def own_parameters(self) -> int:
         """All parameters but those of position and merge, which are counted where they belong."""
-        shared = {id(p) for part in (self.position, self.merge) if part is not None for p in part.parameters()}
+        parts = (getattr(self, "position", None), self.merge)
+        shared = {id(p) for part in parts if part is not None for p in part.parameters()}
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in shared)
+
+    def merge_state_bytes(self) -> int:
+        """What the merge keeps for one row."""
+        state = self.begin_merge(1, self.out.weight)
+        return 0 if state is None else state.numel() * state.element_size()
+
+    def split_heads(self, x_BTW: torch.Tensor) -> torch.Tensor:
+        """(B, T, W) as (B, H, T, D)."""
+        return x_BTW.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class HeadMixer(HeadOutput):
+    """Projects tokens to (B, H, T, D) queries, keys and values; merges (B, H, T, D) outputs and projects them back."""
+
+    qkv: Linear
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        position: nn.Module | None = None,
+        merge: nn.Module | None = None,
+        qk_norm: bool = False,
+        bias: bool = False,
+    ) -> None:
+        groups = kv_heads or heads
+        key_width = groups * (width // heads)
+        split = (width, key_width, key_width)
+        qkv = Linear(width, sum(split), role="in", bias=bias, stack=split)
+        super().__init__(width, heads, merge, projections={"qkv": qkv}, bias=bias)
+        self.groups, self.split = groups, split
+        self.position = position
+        self.qk_norm = nn.ModuleList(RMSNorm(self.channels) for _ in range(2)) if qk_norm else None
+
+    def project(self, x_BTW: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, H, T, D), keys and values (B, G, T, D), normed and turned, of tokens at positions from `start`."""
+        B, T, _ = x_BTW.shape
+        both = self.qkv(x_BTW)
+        if self.groups == self.heads:
+            # One copy brings all three to (B, H, T, D): the layout every kernel wants.
+            q, k, v = both.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        else:
+            q, k, v = (part.unflatten(-1, (-1, self.channels)).transpose(1, 2) for part in both.split(self.split, -1))
+        if self.qk_norm is not None:
+            q, k = self.qk_norm[0](q), self.qk_norm[1](k)
+        turn = getattr(self.position, "turn", None)
+        return (turn(q, start), turn(k, start), v) if turn else (q, k, v)
 
     def projection_flops(self, tokens: int) -> int:
         """The projections in and out."""
         return self.qkv.flops(tokens) + self.out.flops(tokens)
 
-    def merge_state_bytes(self) -> int:
-        """What the merge keeps for one row."""
-        state = self.begin_merge(1, self.qkv.weight)
-        return 0 if state is None else state.numel() * state.element_size()
+
+@dataclass
+class State:
+    """What a mixer keeps of the tokens so far: its own tensors, how many tokens, and its merge's state."""
+
+    memory: tuple[torch.Tensor, ...]
+    length: int = 0
+    merge: Any = None
+
+    def copy(self) -> State:
+        """The same state in memory of its own."""
+        merge = self.merge.clone() if isinstance(self.merge, torch.Tensor) else self.merge
+        return State(tuple(x.clone() for x in self.memory), self.length, merge)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory its tensors take."""
+        merge = (self.merge,) if isinstance(self.merge, torch.Tensor) else ()
+        return sum(x.numel() * x.element_size() for x in (*self.memory, *merge))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision that sums over many tokens are kept in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def in_chunks(x_BHTD: torch.Tensor, size: int) -> torch.Tensor:
+    """(B, H, T, D) as (B, H, N, C, D): chunks of `size` tokens, the last one filled up with zeros."""
+    missing = -x_BHTD.shape[2] % size
+    if missing:
+        x_BHTD = nn.functional.pad(x_BHTD, (0, 0, 0, missing))
+    return x_BHTD.unflatten(2, (-1, size))
+
+
+def sums_before(first: torch.Tensor, grown_BHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The running sum of chunks' contributions at the start of each chunk, and after the last, beginning with `first`."""
+    total = torch.cat((first[:, :, None].to(grown_BHN.dtype), grown_BHN), 2).cumsum(2)
+    return total[:, :, :-1], total[:, :, -1]

@@ -25,13 +25,19 @@ def reference_weights(
     k_BHSD: torch.Tensor,
     bias: torch.Tensor | None = None,
     mask_BS: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Who reads whom: (B, H, T, S) weights of the last T of S positions. A row that may read nothing is all zero."""
+    """Who reads whom: (B, H, T, S) weights of the last T of S positions. A row that may read nothing is all zero.
+
+    With a window each reads at most so many positions, its own the last of them.
+    """
     T, S = q_BHTD.shape[-2], k_BHSD.shape[-2]
     scores = q_BHTD @ k_BHSD.transpose(-1, -2) * q_BHTD.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias
     allowed = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T)
+    if window is not None:
+        allowed = allowed.triu(S - T - window + 1)
     if mask_BS is not None:
         allowed = allowed & mask_BS[:, None, None, :]
     # A row with nothing to read is left unmasked for the softmax and zeroed after it, so that no NaN is ever made.
@@ -80,6 +86,9 @@ class Softmax(HeadMixer):
     Options in a recipe: `qk_norm = true` (RMS norm over each head's channels), `bias = true` (as GPT-2 has).
     Grouped key-value heads are set by `model.kv_heads`.
     """
+
+    counted_form: Impl = "reference"
+    """Which form trains depends on the machine; what is declared does not, so that budgets mean the same everywhere."""
 
     def __init__(
         self,

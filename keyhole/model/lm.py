@@ -18,7 +18,7 @@ from keyhole.core.errors import InputError
 from keyhole.model.guard import rehearse
 from keyhole.model.init import initialise
 from keyhole.model.loss import summed_loss
-from keyhole.model.registry import accepts, construct, find
+from keyhole.model.registry import accepts, construct, find, is_builtin
 from keyhole.parts.contract import parameter
 
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
         merge = construct("merge", model.merge, folder, **facts)
         self.mixer_norm = construct("norm", model.norm, folder, **facts)
         self.mixer = construct(
-            "mixer", model.mixer, folder, **facts, kv_heads=model.kv_heads, position=position, merge=merge
+            "mixer", model.mixers[layer], folder, **facts, kv_heads=model.kv_heads, position=position, merge=merge
         )
         self.feed_norm = construct("norm", model.norm, folder, **facts)
         self.feed = construct("feed", model.feed, folder, **facts)
@@ -119,18 +119,31 @@ def build(recipe: Recipe, vocab: int) -> LM:
 
 def _check_combination(model: Model, folder: Path) -> None:
     """Refuse what cannot work, with the reason."""
-    mixer, position, merge = model.mixer, model.position, model.merge
-    offers = find("position", position.name, folder)
-    adds = hasattr(offers, "add") or not (hasattr(offers, "turn") or hasattr(offers, "bias"))
-    if not adds and not accepts("mixer", mixer, folder, "position"):
-        raise InputError(
-            f"position {position.name} acts on queries and keys, and mixer {mixer.name} does not take it; "
-            "give the mixer a `position` argument, or use learned, sinusoidal or none"
-        )
-    if merge.name != "concat" and not accepts("mixer", mixer, folder, "merge"):
-        raise InputError(
-            f"merge {merge.name} joins heads, and mixer {mixer.name} does not hand its heads out; "
-            "give the mixer a `merge` argument, or use concat"
-        )
-    if model.kv_heads and not accepts("mixer", mixer, folder, "kv_heads"):
-        raise InputError(f"kv_heads is set, and mixer {mixer.name} has no key-value heads to group; leave it out")
+    position, merge = model.position, model.merge
+    acts = _acts_on_scores(find("position", position.name, folder))
+    for mixer in model.specs("mixer"):
+        takes = getattr(find("mixer", mixer.name, folder), "positions", ("turn", "bias"))
+        if acts and not accepts("mixer", mixer, folder, "position"):
+            given = f"position {position.name} acts on queries and keys, and mixer {mixer.name}"
+            if is_builtin("mixer", mixer.name):
+                raise InputError(f"{given} has no scores for it to act on; use learned, sinusoidal or none")
+            remedy = "give the mixer a `position` argument, or use learned, sinusoidal or none"
+            raise InputError(f"{given} does not take it; {remedy}")
+        if acts and not set(acts) & set(takes):
+            what = "biases" if "bias" in acts else "turns"
+            raise InputError(
+                f"position {position.name} {what} scores before a softmax, and mixer {mixer.name} has none; "
+                f"use {'rope, ' if 'turn' in takes else ''}learned, sinusoidal or none"
+            )
+        if merge.name != "concat" and not accepts("mixer", mixer, folder, "merge"):
+            raise InputError(
+                f"merge {merge.name} joins heads, and mixer {mixer.name} does not hand its heads out; "
+                "give the mixer a `merge` argument, or use concat"
+            )
+        if model.kv_heads and not accepts("mixer", mixer, folder, "kv_heads"):
+            raise InputError(f"kv_heads is set, and mixer {mixer.name} has no key-value heads to group; leave it out")
+
+
+def _acts_on_scores(position: type[nn.Module]) -> list[str]:
+    """How a position acts on scores, "turn" or "bias"; empty where it adds to the embedding."""
+    return [] if hasattr(position, "add") else [how for how in ("turn", "bias") if hasattr(position, how)]

@@ -6,15 +6,10 @@ it names among the facts of the model, its options come from the recipe, and wha
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -22,9 +17,19 @@ from torch import nn
 from keyhole.core.config import Spec
 from keyhole.core.errors import InputError, KeyholeError, nearest
 from keyhole.model.guard import Guarded
+from keyhole.parts.loading import load_from
 
 CATALOGUE: dict[str, dict[str, str]] = {
-    "mixer": {"softmax": "keyhole.mixers.softmax:Softmax"},
+    "mixer": {
+        "softmax": "keyhole.mixers.softmax:Softmax",
+        "window": "keyhole.mixers.window:Window",
+        "linear": "keyhole.mixers.linear:Linear",
+        "polynomial": "keyhole.mixers.polynomial:Polynomial",
+        "ridge": "keyhole.mixers.ridge:Ridge",
+        "recurrent": "keyhole.mixers.recurrent:Recurrent",
+        "average": "keyhole.mixers.average:Average",
+        "none": "keyhole.mixers.none:NoMixer",
+    },
     "position": {
         "learned": "keyhole.parts.position:Learned",
         "sinusoidal": "keyhole.parts.position:Sinusoidal",
@@ -38,6 +43,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "shift": "keyhole.parts.merge:Shift",
         "reweight": "keyhole.parts.merge:Reweight",
         "reweight-running": "keyhole.parts.merge:ReweightRunning",
+        "talking": "keyhole.parts.merge:Talking",
     },
     "norm": {"layer": "keyhole.parts.norm:LayerNorm", "rms": "keyhole.parts.norm:RMSNorm"},
     "feed": {
@@ -47,7 +53,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
     },
 }
 _TAKES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-FACTS = ("width", "heads", "block", "layer", "kv_heads", "position", "merge")
+FACTS = ("width", "heads", "block", "layer", "folder", "kv_heads", "position", "merge")
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,7 @@ def find(kind: str, name: str, folder: Path) -> type[nn.Module]:
     if not colon:
         hint = nearest(name, CATALOGUE[kind])
         raise InputError(f'there is no {kind} {name!r}{hint}; a {kind} of your own is written "my.py:Mine"')
-    module = _load_file(place, folder) if place.endswith(".py") else _import(place, name)
-    found = getattr(module, attribute, None)
-    if found is None:
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise InputError(f"{place} has no {attribute!r}{nearest(attribute, classes)}")
+    found = load_from(f"{place}:{attribute}", folder)
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         raise InputError(f"{name} is not a torch.nn.Module class; write class {attribute}(nn.Module): ...")
     return found
@@ -87,6 +89,7 @@ def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
     cls = find(kind, spec.name, folder)
     options = _check_options(kind, spec, cls)
     wanted = _parameters(cls)
+    facts["folder"] = folder
     given = {key: value for key, value in facts.items() if key in wanted and key not in options}
     try:
         part = cls(**given, **options)
@@ -151,41 +154,3 @@ def _check_options(kind: str, spec: Spec, cls: type) -> dict[str, Any]:
                 + ("" if isinstance(default, bool) else f" such as {default!r}")
             )
     return spec.options
-
-
-def resolve_file(place: str, folder: Path) -> Path:
-    """A user's file, looked up beside the recipe first."""
-    for base in (folder, Path.cwd()):
-        if (path := (base / place)).is_file():
-            return path.resolve()
-    raise InputError(f"there is no file {place} in {folder} or in {Path.cwd()}")
-
-
-def _load_file(place: str, folder: Path) -> ModuleType:
-    path = resolve_file(place, folder)
-    source = path.read_bytes()
-    # Loaded once for all layers, and afresh when its text changed.
-    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
-    name = f"keyhole_user_{path.stem}_{digest[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        exec(compile(source, path, "exec"), vars(module))
-    except Exception as error:
-        del sys.modules[name]
-        raise InputError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _import(place: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        raise InputError(f"{name}: the module {place!r} could not be imported ({error}); is it installed?") from error
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{name}: the module {place!r} could not be loaded: {reason}") from error

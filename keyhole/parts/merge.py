@@ -78,6 +78,22 @@ class ReweightRunning(nn.Module):
         return heads_BTHD * _weights(total, self.normalise, heads_BTHD.dtype), total[:, -1:]
 
 
+class Talking(nn.Module):
+    """Heads talk: each becomes a learned mixture of all, o_h <- sum over g of M_hg o_g, M the identity at first.
+
+    Talking-heads attention (Shazeer et al. 2020) mixes the heads' scores and weights; this mixes what they found, which any
+    mixer with heads has, also one without weights.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.mixture = nn.Parameter(torch.eye(heads))
+
+    def forward(self, heads_BTHD: torch.Tensor) -> torch.Tensor:
+        """Mix the heads of each token."""
+        return torch.einsum("hg,btgd->bthd", self.mixture, heads_BTHD)
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyhole.core.config import Recipe
+from keyhole.core.config import Recipe, Spec
 from keyhole.core.errors import InputError
 from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
-from keyhole.model.registry import resolve_file
+from keyhole.parts.loading import resolve_file
 from keyhole.record.environment import RECIPE_DIGEST, environment, text_digest
 from keyhole.text import Dataset, save_tokenizer
 
@@ -82,18 +82,31 @@ def portable(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
     changes: dict[str, Any] = {}
     code: dict[str, Path] = {}
     for kind in PARTS:
-        spec = getattr(recipe.model, kind)
-        place, colon, attribute = spec.name.rpartition(":")
-        if colon and place.endswith(".py"):
-            source = resolve_file(place, recipe.folder)
-            name = _free_name(source, code)
-            code[name] = source
-            changes[f"model.{kind}"] = {"name": f"{name}:{attribute}", **spec.options}
+        given = getattr(recipe.model, kind)
+        if isinstance(given, Spec):
+            changes[f"model.{kind}"] = _portable_spec(given, recipe.folder, code)
+        else:
+            changes[f"model.{kind}"] = [_portable_spec(spec, recipe.folder, code) for spec in given]
     source = recipe.data.source
     prefix, path = ("hf:", source.name[3:]) if source.name.startswith("hf:") else ("", source.name)
     if found := _existing(path, recipe.folder):
         changes["data.source"] = {"name": f"{prefix}{found}", **source.options}
     return recipe.replace(changes), code
+
+
+def _portable_spec(spec: Spec, folder: Path, code: dict[str, Path]) -> Spec:
+    """The same part, its name and options leading to the copies of the user's files."""
+
+    def moved(value: Any) -> Any:
+        place, colon, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if not (colon and place.endswith(".py")):
+            return value
+        source = resolve_file(place, folder)
+        name = _free_name(source, code)
+        code[name] = source
+        return f"{name}:{attribute}"
+
+    return Spec(name=moved(spec.name), options={key: moved(value) for key, value in spec.options.items()})
 
 
 @contextmanager

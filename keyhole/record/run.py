@@ -146,10 +146,11 @@ def _summary(path: Path) -> dict[str, Any]:
         found, faults = checkpoint.latest(path / "checkpoints")
         dev = [entry["dev_loss"] for entry in metrics if "dev_loss" in entry]
         model, train = run.recipe.model, run.recipe.train
+        mixers = "+".join(spec.name for spec in model.specs("mixer"))
         row |= {
             "recipe": run.recipe.hash,
             "source": run.recipe.data.source.name,
-            "model": f"{model.layers}x{model.heads}x{model.width} {model.mixer.name} {model.position.name}",
+            "model": f"{model.layers}x{model.heads}x{model.width} {mixers} {model.position.name}",
             "optimizer": train.optimizer.name,
             "step": metrics[-1]["step"] if metrics else 0,
             "saved": found.step if found else 0,

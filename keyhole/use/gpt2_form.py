@@ -69,16 +69,16 @@ def what_gpt2_lacks(model: LM) -> str | None:
     Types are compared exactly, and not with isinstance: a subclass may compute something else.
     """
     block, config = model.blocks[0], model.config
-    mixer = block.mixer
-    if type(mixer) is not Softmax:
-        return f"mixer {config.mixer.name}"
-    if mixer.groups != mixer.heads:
-        return f"grouped key-value heads (kv_heads {mixer.groups} for {mixer.heads} heads)"
-    if mixer.qk_norm is not None:
-        return "query-key norm (mixer softmax with qk_norm)"
+    for spec, mixer in zip(config.mixers, (block.mixer for block in model.blocks), strict=True):
+        if type(mixer) is not Softmax:
+            return f"mixer {spec.name}"
+        if mixer.groups != mixer.heads:
+            return f"grouped key-value heads (kv_heads {mixer.groups} for {mixer.heads} heads)"
+        if mixer.qk_norm is not None:
+            return "query-key norm (mixer softmax with qk_norm)"
     kinds: tuple[tuple[str, Any, tuple[type[nn.Module], ...]], ...] = (
         ("position", model.position, (Learned, Sinusoidal, NoPosition)),
-        ("merge", mixer.merge, (Concat,)),
+        ("merge", block.mixer.merge, (Concat,)),
         ("norm", model.norm, (LayerNorm,)),
         ("feed", block.feed, (Gelu, ReluSquared)),
     )

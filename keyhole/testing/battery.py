@@ -1,0 +1,75 @@
+"""The battery: every rule of a part's kind, asked of one part."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from keyhole.core.errors import KeyholeError
+from keyhole.core.findings import Finding
+from keyhole.testing.mixing import MIXING
+from keyhole.testing.others import OTHERS, PlacedSubject
+from keyhole.testing.rules import COMMON, Measured, Rule
+from keyhole.testing.subject import LENGTHS, Subject, subject
+
+
+def rules_of(kind: str) -> tuple[Rule, ...]:
+    """What is asked of a kind of part: "mixer", "position", "merge", "norm" or "feed"."""
+    return (*COMMON, *(MIXING if kind == "mixer" else OTHERS[kind]))
+
+
+def check(
+    part: str | type[nn.Module],
+    kind: str = "mixer",
+    *,
+    options: dict[str, Any] | None = None,
+    width: int = 24,
+    heads: int = 4,
+    block: int = 256,
+    lengths: tuple[int, ...] = LENGTHS,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> list[Finding]:
+    """Ask every rule of a part, given by name ("linear", "my.py:Mine") or by its class; one finding a rule."""
+    settings = {"width": width, "heads": heads, "block": block, "lengths": lengths, "seed": seed}
+    tested = subject(part, kind, options or {}, folder=folder or Path.cwd(), **settings)
+    if kind == "position":
+        tested = PlacedSubject(**{field.name: getattr(tested, field.name) for field in fields(Subject)})
+    return [_ask(rule, tested) for rule in rules_of(kind)]
+
+
+def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: Any) -> None:
+    """Raise AssertionError with every finding that fails. What cannot be tested does not fail."""
+    failed = [finding.paragraph() for finding in check(part, kind, **settings) if finding.verdict == "fails"]
+    if failed:
+        raise AssertionError("\n".join(failed))
+
+
+def _ask(rule: Rule, tested: Subject) -> Finding:
+    said: dict[str, Any] = {"name": rule.name, "statement": f"{tested.spec}: {rule.statement}", "why": rule.why}
+    try:
+        found = rule.measure(tested)
+    except KeyholeError as error:
+        return Finding(**said, expected="a result", measured=str(error), verdict="fails", remedy=rule.remedy)
+    except Exception as error:  # whatever a part raises is a finding, not an end
+        measured = f"{type(error).__name__}: {error}"
+        return Finding(**said, expected="a result", measured=measured, verdict="fails", remedy=rule.remedy)
+    if found.missing:
+        return Finding(**said, expected="an answer", measured="nothing", verdict="undecided", remedy=found.missing)
+    return _finding(rule, found, said)
+
+
+def _finding(rule: Rule, found: Measured, said: dict[str, Any]) -> Finding:
+    holds = found.worst <= found.limit
+    return Finding(
+        **said,
+        expected=f"at most {found.limit:g}",
+        measured=f"{found.worst:.2g}" + (f" ({found.where})" if found.where and not holds else ""),
+        tolerance=f"{found.limit:g}",
+        verdict="holds" if holds else "fails",
+        remedy="" if holds else rule.remedy,
+        evidence={"worst": found.worst, "limit": found.limit, "where": found.where},
+    )

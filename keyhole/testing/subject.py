@@ -1,0 +1,117 @@
+"""What the battery tests: a part in float64 with weights far from their first values, and what it says that it offers.
+
+Legend: B rows, T tokens, W width, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from keyhole.core.config import Spec
+from keyhole.core.errors import InputError, nearest
+from keyhole.core.seeds import derive
+from keyhole.model.guard import Guarded
+from keyhole.model.registry import CATALOGUE, construct, find
+
+LENGTHS = (1, 2, 7, 63, 64, 65, 129)
+"""Short ones, and those around the sizes of blocks and chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A part to be tested, and how: `make` builds it afresh, the same each time."""
+
+    kind: str
+    spec: Spec
+    width: int = 24
+    heads: int = 4
+    block: int = 256
+    lengths: tuple[int, ...] = LENGTHS
+    seed: int = 0
+    folder: Path = field(default_factory=Path.cwd)
+    cls: type[nn.Module] | None = None
+
+    def make(self, **others: Any) -> nn.Module:
+        """The part in float64, in evaluation, every weight that has a role drawn from a normal distribution."""
+        facts: dict[str, Any] = {
+            "width": self.width,
+            "heads": self.heads,
+            "block": self.block,
+            "layer": 0,
+            "kv_heads": None,
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "battery"))
+            if self.cls is None:
+                part = construct(self.kind, self.spec, self.folder, **facts, **others)
+            else:
+                part = Guarded(_direct(self.cls, self.spec, {**facts, **others}), self.kind, self.cls.__name__)
+        part = part.double().eval()
+        for name, weight in part.named_parameters():
+            if getattr(weight, "role", None):
+                weight.data = self.normal(*weight.shape, seed=derive(self.seed, name)) * _scale(weight)
+        return part
+
+    def normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        """Reproducible float64 noise."""
+        return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(derive(self.seed, seed)))
+
+    def input(self, tokens: int, batch: int = 2, seed: int = 0) -> torch.Tensor:
+        """What this kind of part is given: a stream (B, T, W), or heads (B, T, H, D) for a merge."""
+        shape = (batch, tokens, self.width)
+        if self.kind == "merge":
+            shape = (batch, tokens, self.heads, self.width // self.heads)
+        return self.normal(*shape, seed=seed + 1)
+
+    @property
+    def usable(self) -> Subject:
+        """The same, without lengths beyond the block."""
+        return replace(self, lengths=tuple(n for n in self.lengths if n <= self.block))
+
+
+def subject(part: str | type[nn.Module], kind: str, options: dict[str, Any], **settings: Any) -> Subject:
+    """A subject by name ("linear", "my.py:Mine") or by class."""
+    if kind not in CATALOGUE:
+        raise InputError(f"there is no kind of part {kind!r}{nearest(kind, CATALOGUE)}")
+    if isinstance(part, str):
+        found = Subject(kind=kind, spec=Spec(name=part, options=options), **settings).usable
+        find(kind, part, found.folder)
+        return found
+    if not (inspect.isclass(part) and issubclass(part, nn.Module)):
+        raise InputError(f"give a part by name or by its class, not {part!r}")
+    return Subject(kind=kind, spec=Spec(name=part.__name__, options=options), cls=part, **settings).usable
+
+
+def _scale(weight: torch.Tensor) -> float:
+    return float(weight.shape[-1]) ** -0.5 if weight.ndim > 1 else 0.5
+
+
+def _direct(cls: type[nn.Module], spec: Spec, facts: dict[str, Any]) -> nn.Module:
+    named = inspect.signature(cls).parameters if cls.__init__ is not nn.Module.__init__ else {}
+    return cls(**{key: value for key, value in facts.items() if key in named and key not in spec.options}, **spec.options)
+
+
+def inside(part: nn.Module) -> nn.Module:
+    """The part itself, without the guard around a user's."""
+    return part.part if isinstance(part, Guarded) else part
+
+
+def takes(part: nn.Module, argument: str) -> bool:
+    """Whether a part's forward names an argument: `impl`, or a mask (by its place, the second)."""
+    given = list(inspect.signature(inside(part).forward).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in given):
+        return True
+    if argument == "mask":
+        return len(given) > 1 and (given[1].name.startswith("mask"))
+    return argument in [p.name for p in given]
+
+
+def offers(part: nn.Module, method: str) -> bool:
+    """Whether a part has a method."""
+    return callable(getattr(part, method, None))

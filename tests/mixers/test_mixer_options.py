@@ -1,0 +1,134 @@
+"""What options mean, which are refused, and what odd ones give. Legend: see the mixers."""
+
+import pytest
+import torch
+from mixer_examples import KINDS, WIDTH, make_mixer, normal
+
+from keyhole.core.errors import InputError
+from keyhole.mixers.linear import Linear
+from keyhole.mixers.ridge import Ridge, inverse
+from keyhole.parts.position import Rope
+
+REFUSED = {
+    "no ridge": ("ridge", {"lam": 0.0}, "ridge lam = 0.0 is not valid; it is above 0"),
+    "a negative ridge": ("ridge", {"lam": -1.0}, "ridge lam = -1.0 is not valid"),
+    "an infinite ridge": ("ridge", {"lam": float("inf")}, "ridge lam = inf is not valid"),
+    "a ridge that grows": ("ridge", {"decay": 1.1}, "ridge decay = 1.1 is not valid; it is above 0 and at most 1"),
+    "no decay": ("ridge", {"decay": 0.0}, "ridge decay = 0.0 is not valid"),
+    "an empty chunk": ("linear", {"chunk": 0}, "linear chunk = 0 is not valid; it is 1 or more"),
+    "an empty window": ("window", {"window": 0}, "window window = 0 is not valid; it is 1"),
+    "a third power": ("polynomial", {"offset": 2}, "polynomial offset = 2 is not valid; it is 1 for"),
+    "an unknown feature": ("linear", {"feature": "elu"}, "linear feature = 'elu' is not valid; did you mean 'relu'"),
+}
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_sense_is_refused(name, options, message):
+    with pytest.raises(InputError, match=message):
+        make_mixer(name, **options)
+
+
+FEATURES = """
+import torch
+calls = 0
+def squares(x): return x.square() + .1
+def wide(x): return torch.cat((x.relu(), (-x).relu()), -1)
+def negative(x): return x
+def nan(x): return x.sqrt()
+def short(x): return x[:, :, :-1].exp() if x.shape[2] > 1 else x.exp()
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "my.py").write_text(FEATURES)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "phi"), [("squares", lambda x: x.square() + 0.1),
+                                           ("wide", lambda x: torch.cat((x.relu(), (-x).relu()), -1))])  # fmt: skip
+def test_a_feature_map_of_the_user_s_is_what_weights_are_made_of(folder, name, phi):
+    mixer = Linear(WIDTH, 4, 64, folder=folder, feature=f"my.py:{name}").double()
+    q, k = normal(1, 4, 9, 6), normal(1, 4, 9, 6, seed=1)
+    scores = (phi(q) @ phi(k).mT).tril()
+    torch.testing.assert_close(mixer.weights(q, k, None), scores / (scores.sum(-1, keepdim=True) + 1e-6))
+    assert mixer.features == phi(q).shape[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("negative", "linear feature my.py:negative returned negative values, down to -"),
+        ("nan", "linear feature my.py:nan returned NaN; weights need a map that is never negative"),
+        ("short", "linear feature my.py:short returned .* it must keep all but the last"),
+        ("number", "linear feature my.py:number is not a function"),
+        ("gone", "my.py has no 'gone'"),
+    ],
+)
+def test_a_feature_map_that_cannot_be_one_is_told_so(folder, name, message):
+    with pytest.raises(InputError, match=message):
+        mixer = Linear(WIDTH, 4, 64, folder=folder, feature=f"my.py:{name}").double()
+        mixer.qkv.weight.data = normal(3 * WIDTH, WIDTH)
+        mixer(normal(2, 9, WIDTH))
+
+
+@pytest.mark.parametrize("name", ["linear", "polynomial", "ridge"])
+def test_a_chunk_longer_than_the_text_is_the_text(name):
+    x = normal(2, 9, WIDTH)
+    torch.testing.assert_close(make_mixer(name, chunk=9)(x), make_mixer(name, chunk=500)(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_fully_padded_rows_give_zero_heads_and_no_nan_in_any_gradient(name):
+    mixer, x = make_mixer(name), normal(3, 7, WIDTH).requires_grad_()
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1] = False
+    y = mixer(x, mask)
+    y.square().sum().backward()
+    assert y[1].abs().max() == 0
+    assert x.grad.isfinite().all()
+    assert x.grad[1].abs().max() == 0
+
+
+def test_keys_that_leave_no_inverse_are_an_error_and_no_nan():
+    H = torch.eye(4)
+    H[0, 0] = -1.0
+    with pytest.raises(InputError, match=r"no longer positive definite .* raise lam"):
+        inverse(H)
+
+
+def test_the_inverse_has_the_gradient_of_an_inverse():
+    x = normal(2, 5, 5)
+    H = (x @ x.mT + torch.eye(5)).requires_grad_()
+    symmetric = lambda h: (h + h.mT) / 2  # noqa: E731 - it is defined on symmetric matrices
+    assert torch.autograd.gradcheck(lambda h: inverse(symmetric(h)), H)
+
+
+def test_lam_is_learned_only_if_asked():
+    assert "log_lam" in dict(Ridge(WIDTH, 4, 64).named_parameters())
+    fixed = Ridge(WIDTH, 4, 64, lam=0.5, learn_lam=False)
+    assert "log_lam" not in dict(fixed.named_parameters())
+    assert fixed.begin(1, torch.zeros(1)).memory[0].diagonal(0, -1, -2).unique().item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "window", "polynomial", "ridge"])
+def test_under_rope_results_depend_on_distances_alone(name):
+    """Padding on the left moves every token to a later place; rope's tables are float32."""
+    mixer = make_mixer(name, position=Rope(WIDTH, 4, 64))
+    text = normal(2, 9, WIDTH)
+    x, mask = torch.cat((normal(2, 7, WIDTH, seed=3), text), 1), torch.ones(2, 16, dtype=torch.bool)
+    mask[:, :7] = False
+    torch.testing.assert_close(mixer(x, mask)[:, 7:], mixer(text), rtol=0, atol=1e-4)
+    assert (mixer(text) - make_mixer(name)(text)).abs().max() > 1e-3
+
+
+def test_decoding_ridge_attention_does_not_drift():
+    """P is made anew from H now and then: after 3,000 tokens it is still the inverse, in float32."""
+    mixer = make_mixer("ridge", lam=0.1).float()
+    with torch.no_grad():
+        state = mixer.begin(1, torch.zeros(1))
+        for x in normal(3000, 1, 1, WIDTH).float():
+            _, state = mixer.step(x, state)
+    H, P, _ = state.memory
+    torch.testing.assert_close(H @ P, torch.eye(6).expand(1, 4, 6, 6), rtol=0, atol=1e-4)

@@ -1,0 +1,127 @@
+"""Mixers with one fault each. What the fault is stands in the name; all else is a built-in mixer's."""
+
+import torch
+from torch import nn
+
+from keyhole.mixers.contract import Cost
+from keyhole.mixers.heads import in_chunks, sums_before
+from keyhole.mixers.linear import Linear, normalised, with_ones
+from keyhole.mixers.softmax import Softmax
+
+
+class StateNotCarried(Linear):
+    """Each call of step begins anew."""
+
+    def step(self, x, state):  # noqa: ARG002
+        return super().step(x, self.begin(len(x), x))
+
+
+class PadInADenominator(Linear):
+    """Padded tokens have no value, but they count."""
+
+    def mix(self, q, k, v, memory, mask=None):
+        if mask is not None:
+            v = v * mask[:, None, :, None]
+        return super().mix(q, k, v, memory, None)
+
+
+class CircularFFT(nn.Module):
+    """A convolution whose FFT is not padded: the end of the text comes round to its beginning."""
+
+    def __init__(self, width, block):
+        super().__init__()
+        self.kernel = nn.Parameter(0.9 ** torch.arange(block).float().expand(width, block).clone())
+
+    def forward(self, x):
+        T = x.shape[1]
+        spectrum = torch.fft.rfft(x.mT, n=T) * torch.fft.rfft(self.kernel[:, :T], n=T)
+        return torch.fft.irfft(spectrum, n=T).mT
+
+
+class PaddedFFT(CircularFFT):
+    """The same, padded: the control."""
+
+    def forward(self, x):
+        T = x.shape[1]
+        spectrum = torch.fft.rfft(x.mT, n=2 * T) * torch.fft.rfft(self.kernel[:, :T], n=2 * T)
+        return torch.fft.irfft(spectrum, n=2 * T)[..., :T].mT
+
+
+class FutureInAChunk(Linear):
+    """Within a chunk everybody reads everybody."""
+
+    def mix(self, q, k, v, memory, mask=None):
+        T = q.shape[2]
+        fq, fk, ones = self.feature(q), self.feature(k), with_ones(v, mask)
+        cq, ck, cv = (in_chunks(x, min(self.chunk, T)) for x in (fq, fk, ones))
+        before, after = sums_before(memory[0], ck.mT @ cv)
+        o = (cq @ ck.mT) @ cv + cq @ before
+        return normalised(o.flatten(2, 3)[:, :, :T]), (after,)
+
+
+class WrongCost(Linear):
+    """Declares half of what it does."""
+
+    def cost(self, tokens):
+        right = super().cost(tokens)
+        return Cost(right.parameters, right.flops // 2, right.state_bytes)
+
+
+class StaleCache(Softmax):
+    """The cache is the module's own: a new text finds the old one's keys, and a copy is no copy."""
+
+    def begin(self, batch, like):
+        if not hasattr(self, "kept"):
+            self.kept = super().begin(batch, like)
+            self.kept.copy = lambda: self.kept
+        return self.kept
+
+
+class WrongInTheLastChunk(Linear):
+    """Right wherever the length is a multiple of the chunk."""
+
+    def mix(self, q, k, v, memory, mask=None):
+        o, after = super().mix(q, k, v, memory, mask)
+        left = q.shape[2] % self.chunk
+        if left and q.shape[2] > self.chunk:
+            o = torch.cat((o[:, :, :-left], o[:, :, -left:] * 1.001), 2)
+        return o, after
+
+
+class HalfGradient(Linear):
+    """Its results are right, its gradients are not."""
+
+    def forward(self, x, mask=None, impl=None):
+        y = super().forward(x, mask, impl)
+        return y if impl == "reference" else y / 2 + y.detach() / 2
+
+
+class ReadsItsNeighbours(Linear):
+    """Subtracts the mean over the rows of the batch."""
+
+    def forward(self, x, mask=None, impl=None):
+        y = super().forward(x, mask, impl)
+        return y - y.mean(0, keepdim=True)
+
+
+class WrongHeads(Linear):
+    """Shows other heads than those that wrote."""
+
+    def look(self, x, mask=None):
+        seen = super().look(x, mask)
+        return type(seen)(seen.pattern_BHTT, seen.heads_BTHD.roll(1, 2))
+
+
+PLANTED = {
+    StateNotCarried: {"recurrence", "resumed state"},
+    PadInADenominator: {"padding"},
+    CircularFFT: {"causality"},
+    FutureInAChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
+    WrongCost: {"cost"},
+    StaleCache: {"recurrence", "resumed state"},
+    WrongInTheLastChunk: {"forms", "padding", "recurrence", "resumed state", "look"},
+    HalfGradient: {"forms", "gradients"},
+    ReadsItsNeighbours: {"determinism", "recurrence", "resumed state", "padding", "look"},
+    WrongHeads: {"look"},
+}
+"""Each fault and the rules that it breaks."""

@@ -1,0 +1,124 @@
+"""Every built-in part passes the battery; planted faults fail it, each by the rules that it breaks and by no other."""
+
+import pytest
+import torch
+from planted_parts import PLANTED, PaddedFFT
+from torch import nn
+
+from keyhole.core.errors import InputError
+from keyhole.model.registry import CATALOGUE
+from keyhole.testing import assert_passes, check, rules_of
+
+VARIANTS = {
+    "softmax": [{}, {"qk_norm": True, "bias": True}, {"impl": "blocked"}],
+    "window": [{}, {"window": 1}, {"window": 10, "qk_norm": True}, {"window": 200}],
+    "linear": [{}, {"chunk": 1}, {"chunk": 7}, {"chunk": 1000}, {"feature": "relu"}, {"feature": "exp", "qk_norm": True}],
+    "polynomial": [{}, {"offset": 0, "chunk": 16}, {"chunk": 1, "qk_norm": True}],
+    "ridge": [{}, {"chunk": 7}, {"lam": 0.01, "learn_lam": False}, {"decay": 0.9, "chunk": 16}, {"chunk": 1000}],
+}
+BUILT_IN = [
+    (kind, name, options)
+    for kind, names in CATALOGUE.items()
+    for name in names
+    for options in VARIANTS.get(name, [{}])
+    if name != "reweight"
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "options"), BUILT_IN, ids=[f"{k}-{n}-{o}" for k, n, o in BUILT_IN])
+def test_every_built_in_part_passes_every_rule(kind, name, options):
+    findings = check(name, kind, options=options)
+    assert [finding.paragraph() for finding in findings if finding.verdict == "fails"] == []
+    assert len(findings) == len(rules_of(kind))
+    if kind == "mixer":
+        assert [finding.name for finding in findings if finding.verdict == "undecided"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE["mixer"] if name not in ("none",)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_mixer_fails_with_other_weights_and_a_long_text(name, seed):
+    assert_passes(name, block=1000, lengths=(5, 1000), seed=seed, width=12, heads=2)
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_fails_by_the_rules_it_breaks_and_by_no_other(fault):
+    failed = {finding.name for finding in check(fault) if finding.verdict == "fails"}
+    assert failed == PLANTED[fault]
+    with pytest.raises(AssertionError, match="remedy: "):
+        assert_passes(fault)
+
+
+def test_the_dishonest_merge_is_caught_reading_the_future():
+    failed = {finding.name: finding for finding in check("reweight", "merge") if finding.verdict == "fails"}
+    assert set(failed) == {"causality", "token by token"}
+    assert "running form" in failed["causality"].remedy
+
+
+def test_a_padded_fft_passes_where_the_circular_one_fails():
+    findings = {finding.name: finding.verdict for finding in check(PaddedFFT)}
+    assert findings["causality"] == "holds"
+    assert findings["recurrence"] == "undecided"  # it has no state, and is told so
+
+
+def test_what_a_part_does_not_offer_is_said():
+    undecided = {finding.name: finding.remedy for finding in check(PaddedFFT) if finding.verdict == "undecided"}
+    assert set(undecided) == {"forms", "recurrence", "resumed state", "padding", "cost", "look"}
+    assert "takes no mask" in undecided["padding"]
+    assert "no begin and step" in undecided["recurrence"]
+
+
+def test_a_part_that_does_nothing_with_its_input_proves_nothing():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones_like(x)
+
+    found = {finding.name: finding for finding in check(Constant)}
+    assert found["causality"].verdict == "fails"
+    assert "does not read its input" in found["causality"].measured
+
+
+def test_a_part_that_raises_fails_with_its_own_words():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ValueError("seven is too many") if x.shape[1] == 7 else ValueError("no")
+
+    found = check(Broken)[0]
+    assert found.verdict == "fails"
+    assert "ValueError: no" in found.measured
+
+
+def test_a_users_file_is_checked_by_name(tmp_path):
+    (tmp_path / "my.py").write_text(USER)
+    findings = {f.name: f.verdict for f in check("my.py:Mine", folder=tmp_path, options={"sharpness": 2.0})}
+    assert findings["causality"] == "holds"
+    assert {f.name: f.verdict for f in check("my.py:Peeks", folder=tmp_path)}["causality"] == "fails"
+
+
+USER = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, width, heads, block, sharpness=1.0):
+        super().__init__()
+        self.value, self.sharpness = nn.Linear(width, width), sharpness
+
+    def forward(self, x):
+        return self.value(x * self.sharpness)
+
+class Peeks(Mine):
+    def forward(self, x):
+        return self.value(x - x.mean(1, keepdim=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "message"),
+    [
+        ("softmx", "mixer", "there is no mixer 'softmx'; did you mean 'softmax'"),
+        ("softmax", "mixers", "there is no kind of part 'mixers'; did you mean 'mixer'"),
+        (42, "mixer", "give a part by name or by its class, not 42"),
+    ],
+)
+def test_what_is_no_part_is_refused(part, kind, message):
+    with pytest.raises(InputError, match=message.replace("(", "\\(")):
+        check(part, kind)
