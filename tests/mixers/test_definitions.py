@@ -62,7 +62,7 @@ def test_the_features_of_the_square_have_the_square_as_their_product(channels, o
 @pytest.mark.parametrize("lam", [1.0, 0.05])
 def test_ridge_attention_is_a_ridge_regression_for_each_token(lam, decay):
     mixer = make_mixer("ridge", lam=lam, decay=decay)
-    exact = float(mixer.log_lam[0].exp())  # a parameter of float32 holds .05 to seven digits
+    exact = float(mixer.log_lam[0].detach().exp())  # a parameter of float32 holds .05 to seven digits
     assert exact == pytest.approx(lam, rel=1e-6)
 
     def one_token(q, K, V, _):

@@ -68,9 +68,13 @@ def test_a_feature_map_of_the_user_s_is_what_weights_are_made_of(folder, name, p
 )
 def test_a_feature_map_that_cannot_be_one_is_told_so(folder, name, message):
     with pytest.raises(InputError, match=message):
-        mixer = Linear(WIDTH, 4, 64, folder=folder, feature=f"my.py:{name}").double()
-        mixer.qkv.weight.data = normal(3 * WIDTH, WIDTH)
-        mixer(normal(2, 9, WIDTH))
+        used(folder, name)
+
+
+def used(folder, name):
+    mixer = Linear(WIDTH, 4, 64, folder=folder, feature=f"my.py:{name}").double()
+    mixer.qkv.weight.data = normal(3 * WIDTH, WIDTH)
+    return mixer(normal(2, 9, WIDTH))
 
 
 @pytest.mark.parametrize("name", ["linear", "polynomial", "ridge"])
