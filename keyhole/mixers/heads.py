@@ -14,7 +14,44 @@ from keyhole.parts.contract import Linear
 from keyhole.parts.norm import RMSNorm
 
 
-class HeadMixer(nn.Module):
+class HeadOutput(nn.Module):
+    """The way back: merges (B, H, T, D) outputs and projects them to the stream. What it needs its subclass makes."""
+
+    out: Linear
+    merge: nn.Module | None
+
+    def join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
+        """Merge the heads, going on from the merge's state where it has one, and write to the stream."""
+        heads_BTHD = o_BHTD.transpose(1, 2)
+        if state is not None:
+            heads_BTHD, state = self.merge.step(heads_BTHD, state)
+        elif self.merge is not None:
+            heads_BTHD = self.merge(heads_BTHD)
+        return self.out(heads_BTHD.flatten(2)), state
+
+    def merged(self, o_BHTD: torch.Tensor) -> torch.Tensor:
+        """What each head wrote, (B, T, H, D), after the merge and before the output projection."""
+        heads_BTHD = o_BHTD.transpose(1, 2)
+        return self.merge(heads_BTHD) if self.merge is not None else heads_BTHD
+
+    def begin_merge(self, batch: int, like: torch.Tensor) -> Any:
+        """The merge's state before the first token; None where it needs none."""
+        return self.merge.begin(batch, like) if hasattr(self.merge, "begin") else None
+
+    def own_parameters(self) -> int:
+        """All parameters but those of position and merge, which are counted where they belong."""
+        shared = {
+            id(p) for part in (getattr(self, "position", None), self.merge) if part is not None for p in part.parameters()
+        }
+        return sum(weight.numel() for weight in self.parameters() if id(weight) not in shared)
+
+    def merge_state_bytes(self) -> int:
+        """What the merge keeps for one row."""
+        state = self.begin_merge(1, self.out.weight)
+        return 0 if state is None else state.numel() * state.element_size()
+
+
+class HeadMixer(HeadOutput):
     """Projects tokens to (B, H, T, D) queries, keys and values; merges (B, H, T, D) outputs and projects them back."""
 
     def __init__(
@@ -51,34 +88,6 @@ class HeadMixer(nn.Module):
         turn = getattr(self.position, "turn", None)
         return (turn(q, start), turn(k, start), v) if turn else (q, k, v)
 
-    def join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
-        """Merge the heads, going on from the merge's state where it has one, and write to the stream."""
-        heads_BTHD = o_BHTD.transpose(1, 2)
-        if state is not None:
-            heads_BTHD, state = self.merge.step(heads_BTHD, state)
-        elif self.merge is not None:
-            heads_BTHD = self.merge(heads_BTHD)
-        return self.out(heads_BTHD.flatten(2)), state
-
-    def merged(self, o_BHTD: torch.Tensor) -> torch.Tensor:
-        """What each head wrote, (B, T, H, D), after the merge and before the output projection."""
-        heads_BTHD = o_BHTD.transpose(1, 2)
-        return self.merge(heads_BTHD) if self.merge is not None else heads_BTHD
-
-    def begin_merge(self, batch: int, like: torch.Tensor) -> Any:
-        """The merge's state before the first token; None where it needs none."""
-        return self.merge.begin(batch, like) if hasattr(self.merge, "begin") else None
-
-    def own_parameters(self) -> int:
-        """All parameters but those of position and merge, which are counted where they belong."""
-        shared = {id(p) for part in (self.position, self.merge) if part is not None for p in part.parameters()}
-        return sum(weight.numel() for weight in self.parameters() if id(weight) not in shared)
-
     def projection_flops(self, tokens: int) -> int:
         """The projections in and out."""
         return self.qkv.flops(tokens) + self.out.flops(tokens)
-
-    def merge_state_bytes(self) -> int:
-        """What the merge keeps for one row."""
-        state = self.begin_merge(1, self.qkv.weight)
-        return 0 if state is None else state.numel() * state.element_size()

@@ -24,7 +24,10 @@ from keyhole.core.errors import InputError, KeyholeError, nearest
 from keyhole.model.guard import Guarded
 
 CATALOGUE: dict[str, dict[str, str]] = {
-    "mixer": {"softmax": "keyhole.mixers.softmax:Softmax"},
+    "mixer": {
+        "softmax": "keyhole.mixers.softmax:Softmax",
+        "statespace": "keyhole.mixers.statespace:StateSpace",
+    },
     "position": {
         "learned": "keyhole.parts.position:Learned",
         "sinusoidal": "keyhole.parts.position:Sinusoidal",

@@ -8,6 +8,7 @@ from model_helpers import VOCAB, small
 
 from keyhole.core.errors import InputError
 from keyhole.model.lm import build
+from keyhole.model.registry import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parts"))
 from user_part_files import RIGHT, WRONG
@@ -40,7 +41,8 @@ NAMES = {
         "there is no feed 'xyz' (allowed: gelu, relu-squared, swiglu); " + OWN.format("feed"),
     ),
     "a file without a class": (
-        {"model.mixer": "right.py"}, "there is no mixer 'right.py' (allowed: softmax); " + OWN.format("mixer"),
+        {"model.mixer": "right.py"},
+        f"there is no mixer 'right.py' (allowed: {', '.join(sorted(CATALOGUE['mixer']))}); " + OWN.format("mixer"),
     ),
     "a class that is not there": (
         {"model.feed": "right.py:Hlaf"},
