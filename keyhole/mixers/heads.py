@@ -40,9 +40,8 @@ class HeadOutput(nn.Module):
 
     def own_parameters(self) -> int:
         """All parameters but those of position and merge, which are counted where they belong."""
-        shared = {
-            id(p) for part in (getattr(self, "position", None), self.merge) if part is not None for p in part.parameters()
-        }
+        parts = [part for part in (getattr(self, "position", None), self.merge) if part is not None]
+        shared = {id(p) for part in parts for p in part.parameters()}
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in shared)
 
     def merge_state_bytes(self) -> int:

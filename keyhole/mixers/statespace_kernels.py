@@ -92,7 +92,7 @@ def doubling_flops(state: int, tokens: int, channels: int) -> tuple[int, int]:
 def vandermonde(log_a_GN: torch.Tensor, weight_GPN: torch.Tensor, tokens: int) -> torch.Tensor:
     """Re sum over n of weight_n a_n^l, (G, P, T): with l = iJ + j it is one product, (weight a^(iJ)) times a^j.
 
-    Only the real part is wanted: real and imaginary parts side by side make it a real product, at half a complex one's cost.
+    Only the real part is wanted: with real and imaginary parts side by side it is a real product, at half the cost.
     """
     P = weight_GPN.shape[1]
     coarse_GIN, fine_GJN = _tables(log_a_GN, tokens, weight_GPN.dtype)
