@@ -60,8 +60,9 @@ def doubling_kernel(A_GNN: torch.Tensor, B_GND: torch.Tensor, C_GEN: torch.Tenso
         length += new
         if length < tokens:
             power_GNN = power_GNN @ power_GNN
-    refuse_growth(power_GNN, tokens, lambda: spectral_radius(A_GNN))
-    return (C_GEN @ X_GNM).unflatten(-1, (tokens, D)).transpose(-1, -2)
+    K_GDET = (C_GEN @ X_GNM).unflatten(-1, (tokens, D)).transpose(-1, -2)
+    refuse_growth(K_GDET, lambda: spectral_radius(A_GNN), transformed=True)
+    return K_GDET
 
 
 def doubling_states(A_GNN: torch.Tensor, z_BGNT: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ def doubling_states(A_GNN: torch.Tensor, z_BGNT: torch.Tensor) -> torch.Tensor:
         reach *= 2
         if reach < T:
             power_GNN = power_GNN @ power_GNN
-    refuse_growth(power_GNN, T, lambda: spectral_radius(A_GNN))
+    refuse_growth(power_GNN, lambda: spectral_radius(A_GNN))
     return x_BGNT
 
 
@@ -151,7 +152,7 @@ def divided_powers(a_G: torch.Tensor, s_G: torch.Tensor, tokens: int) -> torch.T
     near = lag_T * lead * _one_minus_exp(lag_T * tau_G[:, None]) / _one_minus_exp(tau_G)[:, None]
     far = (powers(r_G, tokens) - powers(a_G, tokens)) / torch.where(near_G, one, s_G)[:, None]
     found = torch.where(near_G[:, None], near, far)
-    refuse_growth(found, tokens, lambda: float(r_G.detach().abs().max()))
+    refuse_growth(found, lambda: float(r_G.detach().abs().max()), transformed=True)
     return found
 
 
@@ -225,9 +226,14 @@ class RankOneProducts:
 # What grows.
 
 
-def refuse_growth(values: torch.Tensor, tokens: int, radius: Callable[[], float]) -> None:
-    """Stop where powers of A have grown past what a transform can multiply, before they become NaN in silence."""
-    limit = torch.finfo(values.dtype).max ** 0.5
+def refuse_growth(values: torch.Tensor, radius: Callable[[], float], *, transformed: bool = False) -> None:
+    """Stop where powers of A have outgrown the arithmetic, before they become NaN or noise in silence.
+
+    A transform rounds every token by the largest: past 1 / eps the late ones drown the early ones. Elsewhere the limit is
+    the root of the largest number, so that a product of two stays finite.
+    """
+    numbers = torch.finfo(values.dtype)
+    limit = 1 / numbers.eps if transformed else numbers.max**0.5
     if bool((values.detach().abs() <= limit).all()):
         return
     found = radius()
@@ -235,8 +241,8 @@ def refuse_growth(values: torch.Tensor, tokens: int, radius: Callable[[], float]
         return  # the weights or the input are at fault, and whoever watches the loss will say so
     length, name = math.ceil(math.log(limit) / math.log(found)), str(values.dtype).removeprefix("torch.")
     raise InputError(
-        f"a state space whose A has the spectral radius {found:.4g} overflows {name} within {tokens} tokens (it grows past "
-        f"{limit:.0e} by about {length}); lower train.rate so that A stays within 1, read shorter texts, "
+        f"a state space whose A has the spectral radius {found:.4g} outgrows {name}: its powers pass {limit:.0e} after "
+        f"about {length} tokens; lower train.rate so that A stays within 1, read shorter texts, "
         'or use structure = "diagonal", which cannot grow'
     )
 

@@ -71,7 +71,7 @@ class Structure(nn.Module):
         """The definition, one token after another: x_t = A x_{t-1} + B u_t, y_t = C x_t."""
         A_GNN, B_GND, C_GDN = self.definition(u_BGDT.dtype)
         x_BGNT = kernels.reference_states(A_GNN, B_GND @ u_BGDT.to(B_GND.dtype))
-        self._check(x_BGNT, u_BGDT)
+        self._check(x_BGNT)
         return (C_GDN @ x_BGNT).real
 
     def steps(self, x_BGN: torch.Tensor, u_BGDT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +81,7 @@ class Structure(nn.Module):
         for z_BGN1 in (B_GND @ u_BGDT.to(B_GND.dtype)).split(1, -1):
             x_BGN1 = move(x_BGN1) + z_BGN1
             states.append(x_BGN1)
-        self._check(x_BGN1, u_BGDT)
+        self._check(x_BGN1)
         return (C_GDN @ torch.cat(states, -1)).real, x_BGN1[..., 0]
 
     def flops(self, tokens: int) -> int:
@@ -90,10 +90,9 @@ class Structure(nn.Module):
             return self.systems * self.mix_heads_flops(tokens)
         return self.systems * (self.kernel_flops(tokens) + 3 * fft(kernels.padded_length(tokens)))
 
-    def _check(self, x_BGNT: torch.Tensor, u_BGDT: torch.Tensor) -> None:
+    def _check(self, x_BGNT: torch.Tensor) -> None:
         if self.grows:
-            radius = lambda: kernels.spectral_radius(self.definition(u_BGDT.dtype)[0])  # noqa: E731
-            kernels.refuse_growth(x_BGNT, u_BGDT.shape[-1], radius)
+            kernels.refuse_growth(x_BGNT, lambda: kernels.spectral_radius(self.definition(x_BGNT.dtype)[0]))
 
 
 class Diagonal(Structure):

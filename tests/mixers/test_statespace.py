@@ -110,18 +110,19 @@ def test_any_state_carried_over_a_split_decodes_as_without_the_split(structure, 
 
 
 @variants
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-5), (torch.bfloat16, 5e-2)], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("tokens", [7, 129, 1000])
-def test_lower_precision_stays_within_its_bound(tokens, dtype, bound, structure, inputs):
-    low = make(structure, inputs).to(dtype)
-    exact = make(structure, inputs)
+def test_lower_precision_stays_within_its_bound_in_value_and_gradients(tokens, dtype, bound, structure, inputs):
+    low, exact = make(structure, inputs).to(dtype), make(structure, inputs)
     exact.load_state_dict(low.state_dict())
     if structure == "diagonal":
         exact.system.table_2GN = low.system.table_2GN.double()
-    x = normal(2, tokens, WIDTH, seed=5).to(dtype)
-    expected = exact(x.double())
-    assert low(x).dtype == dtype
-    assert_all_close([low(x), step_over(low, x, [0, tokens // 2, tokens])], [expected, expected], bound)
+    x, weight = normal(2, tokens, WIDTH, seed=5).to(dtype), normal(2, tokens, WIDTH, seed=6).to(dtype)
+    found = value_and_gradients(lambda: low(x), list(low.parameters()), weight)
+    expected = value_and_gradients(lambda: exact(x.double()), list(exact.parameters()), weight.double())
+    assert found[0].dtype == dtype
+    assert_all_close(found, expected, bound)
+    assert_all_close([step_over(low, x, [0, tokens // 2, tokens])], expected[:1], bound)
 
 
 def test_a_computing_copy_in_bfloat16_keeps_the_angles_of_the_table():
@@ -288,10 +289,23 @@ def test_powers_that_overflow_are_told_in_one_sentence_and_never_become_nan(stru
         "reference": lambda: mixer(x, impl="reference"),
         "step": lambda: step_over(mixer, x, [0, 10, 700]),
     }
-    words = r"spectral radius 1\.5 overflows float32 within .* 110\); lower train.rate .* structure = \"diagonal\""
+    # Beside a transform the limit is 1 / eps, since rounding would drown the first tokens; elsewhere overflow itself.
+    length = 40 if form == "fast" and (structure, inputs) != ("dense", "head") else 110
+    words = (
+        rf"spectral radius 1\.5 outgrows float32: its powers pass .* after about {length} tokens; "
+        r"lower train.rate .* structure = \"diagonal\""
+    )
     with torch.no_grad(), pytest.raises(InputError, match=words):
         run[form]()
-    assert mixer(x[:, :50]).isfinite().all()
+    assert mixer(x[:, :20]).isfinite().all()
+
+
+@pytest.mark.parametrize(("structure", "inputs"), VARIANTS[2:])
+def test_what_grows_a_little_is_still_right_at_the_first_tokens(structure, inputs):
+    mixer, x = grown(structure, inputs, 1.01), normal(1, 700, WIDTH).float()
+    found, expected = mixer(x), mixer(x, impl="reference")
+    assert expected.abs().max() > 50
+    assert (found - expected)[:, :10].abs().max() < 2e-3
 
 
 def test_weights_that_are_nan_are_not_blamed_on_growth():
