@@ -1,4 +1,4 @@
-"""Measure, print the tables, and keep them: `python -m bench [training|matrix|generation|speedrun|attention|all]`."""
+"""Measure, print the tables, and keep them: `python -m bench [SECTION|all]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from bench.report import Busy, Section, Settings, keep, machine
 
-SECTIONS = ("matrix", "training", "generation", "attention", "speedrun")
+SECTIONS = ("matrix", "training", "generation", "attention", "statespace", "speedrun")
 NOISY = 0.1
 """Cores kept busy by others; barriers between two threads then wait for the slower, and small steps suffer most."""
 

@@ -6,6 +6,7 @@
 | Cholesky factor of n x n | n^3 / 3, rounded |
 | triangular system of n x n with m right sides | n^2 m |
 | real or half-complex FFT of length n | 2.5 n log2 n, rounded |
+| complex FFT of length n | 5 n log2 n, rounded |
 
 A complex matrix product counts as four real ones. Element-wise work is not counted, as is the custom.
 """
@@ -35,6 +36,11 @@ def fft(length: int) -> int:
     return round(2.5 * length * math.log2(length)) if length > 1 else 0
 
 
+def complex_fft(length: int) -> int:
+    """One complex transform, there or back."""
+    return round(5 * length * math.log2(length)) if length > 1 else 0
+
+
 def measure(call: Callable[[], Any]) -> int:
     """The FLOPs of whatever a call runs, forward only, each kind of operation by the table above."""
     with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter, torch.no_grad():
@@ -56,8 +62,9 @@ def _formulas() -> dict[Any, Any]:
         aten.triangular_solve: lambda b, _, out_val, **__: _system(out_val[0], b),
         aten.cholesky_solve: lambda b, _, out_val, **__: 2 * _system(out_val, b),
         aten.cholesky_inverse: lambda a, **_: 2 * math.prod(a.shape[:-1]) * a.shape[-1] ** 2,
-        aten._fft_r2c: lambda x, dim, *_, **__: _transform(x, dim),
-        aten._fft_c2r: lambda _, dim, *__, out_val, **___: _transform(out_val, dim),
+        aten._fft_r2c: lambda x, dim, *_, **__: _transform(x, dim, fft),
+        aten._fft_c2r: lambda _, dim, *__, out_val, **___: _transform(out_val, dim, fft),
+        aten._fft_c2c: lambda x, dim, *_, **__: _transform(x, dim, complex_fft),
     }
     for formula in found.values():
         formula._get_raw = True  # type: ignore[attr-defined]
@@ -72,6 +79,6 @@ def _system(solution: torch.Tensor, right: torch.Tensor) -> int:
     return math.prod(solution.shape[:-2]) * triangular(right.shape[-2], right.shape[-1])
 
 
-def _transform(real: torch.Tensor, dims: list[int]) -> int:
-    length = math.prod(real.shape[dim] for dim in dims)
-    return real.numel() // length * fft(length)
+def _transform(x: torch.Tensor, dims: list[int], one: Callable[[int], int]) -> int:
+    length = math.prod(x.shape[dim] for dim in dims)
+    return x.numel() // length * one(length)

@@ -155,7 +155,7 @@ def _check_feature(name: str, found: object, given: torch.Tensor) -> None:
             f"linear feature {name} returned {shape}; given {tuple(given.shape)} it must keep all but the last"
         )
     if not bool((found >= 0).all()):  # NaN is not >= 0 either
-        bad = "NaN" if bool(found.isnan().any()) else f"negative values, down to {float(found.min()):.3g}"
+        bad = "NaN" if bool(found.isnan().any()) else f"negative values, down to {float(found.detach().min()):.3g}"
         raise InputError(
             f"linear feature {name} returned {bad}; weights need a map that is never negative, such as elu(x) + 1"
         )

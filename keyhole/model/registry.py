@@ -26,6 +26,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "linear": "keyhole.mixers.linear:Linear",
         "polynomial": "keyhole.mixers.polynomial:Polynomial",
         "ridge": "keyhole.mixers.ridge:Ridge",
+        "statespace": "keyhole.mixers.statespace:StateSpace",
         "recurrent": "keyhole.mixers.recurrent:Recurrent",
         "average": "keyhole.mixers.average:Average",
         "none": "keyhole.mixers.none:NoMixer",

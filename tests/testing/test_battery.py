@@ -15,6 +15,17 @@ VARIANTS = {
     "linear": [{}, {"chunk": 1}, {"chunk": 7}, {"chunk": 1000}, {"feature": "relu"}, {"feature": "exp", "qk_norm": True}],
     "polynomial": [{}, {"offset": 0, "chunk": 16}, {"chunk": 1, "qk_norm": True}],
     "ridge": [{}, {"chunk": 7}, {"lam": 0.01, "learn_lam": False}, {"decay": 0.9, "chunk": 16}, {"chunk": 1000}],
+    "statespace": [
+        {"structure": structure, "inputs": inputs, "state": state}
+        for structure, inputs, state in (
+            ("diagonal", "channel", 16),
+            ("diagonal", "head", 3),
+            ("rank-one", "channel", 4),
+            ("rank-one", "head", 5),
+            ("dense", "channel", 4),
+            ("dense", "head", 5),
+        )
+    ],
 }
 BUILT_IN = [
     (kind, name, options)
