@@ -15,7 +15,18 @@ from rich.markup import escape
 
 from bench.report import Busy, Section, Settings, keep, machine
 
-SECTIONS = ("matrix", "training", "generation", "attention", "statespace", "speedrun")
+SECTIONS = (
+    "matrix",
+    "training",
+    "generation",
+    "attention",
+    "forms",
+    "lengths",
+    "decoding",
+    "ridge",
+    "statespace",
+    "speedrun",
+)
 NOISY = 0.1
 """Cores kept busy by others; barriers between two threads then wait for the slower, and small steps suffer most."""
 
