@@ -1,6 +1,7 @@
 """Time and memory of training against length: every mixer beside softmax, in the table and in pictures.
 
-One row, width 128, one thread; 4 heads of 32 channels, polynomial 8 of 16. Dense softmax is the definition; softmax is ours.
+One row, width 128, one thread; 4 heads of 32 channels, polynomial 8 of 16. Dense softmax is the definition; softmax
+is ours.
 """
 
 from __future__ import annotations

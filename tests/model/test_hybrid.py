@@ -1,5 +1,7 @@
 """Models of every mixer, and of one mixer a layer: what is built, refused, stored and decoded."""
 
+import tomllib
+
 import pytest
 import torch
 from model_helpers import VOCAB, shaken, small, some_ids
@@ -42,7 +44,7 @@ def test_each_layer_has_the_mixer_of_its_place():
 
 def test_a_stack_survives_being_written_and_read():
     recipe = small({"model.mixer": STACK})
-    again = Recipe.parse(__import__("tomllib").loads(recipe.to_toml()))
+    again = Recipe.parse(tomllib.loads(recipe.to_toml()))
     assert again.model == recipe.model
     assert again.hash == recipe.hash
     assert 'mixer = ["linear", { name = "window", window = 5 }]' in recipe.to_toml()

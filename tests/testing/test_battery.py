@@ -8,6 +8,7 @@ from torch import nn
 from keyhole.core.errors import InputError
 from keyhole.model.registry import CATALOGUE
 from keyhole.testing import assert_passes, check, rules_of
+from keyhole.testing.__main__ import main
 
 VARIANTS = {
     "softmax": [{}, {"qk_norm": True, "bias": True}, {"impl": "blocked"}],
@@ -133,3 +134,14 @@ class Peeks(Mine):
 def test_what_is_no_part_is_refused(part, kind, message):
     with pytest.raises(InputError, match=message.replace("(", "\\(")):
         check(part, kind)
+
+
+def test_the_battery_can_be_asked_from_a_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(USER)
+    assert main(["average", "none"]) == 0
+    assert capsys.readouterr().out.count("10 of 10 rules hold") == 2
+    assert main(["my.py:Peeks"]) == 1
+    assert "✗ causality: " in capsys.readouterr().out
+    assert main(["my.py:Gone"]) == 2
+    assert "my.py has no 'Gone'" in capsys.readouterr().err
