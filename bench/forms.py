@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bench.mixing import CONTENDERS, build
+from bench.mixing import CONTENDERS, WIDTH, build
 from bench.report import Section, Settings, Table
 
 TOKENS = 1000
@@ -34,7 +34,7 @@ def differences(name: str, dtype: torch.dtype, tokens: int) -> tuple[float, floa
     for low, high in zip(mixer.parameters(), exact.parameters(), strict=True):
         low.data = low.data.to(dtype)  # tables stay as they are, as in training
         high.data = low.detach().double()
-    x_BTW = torch.randn(1, tokens, 128, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    x_BTW = torch.randn(1, tokens, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     wide_BTW = x_BTW.detach().double().requires_grad_()
     found, expected = mixer(x_BTW), exact(wide_BTW, impl="reference")
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import HeadOutput, State, wide
+from keyhole.mixers.heads import HeadOutput, State, check_impl, wide
 from keyhole.parts.contract import Linear
 
 
@@ -25,6 +25,7 @@ class Average(HeadOutput):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: str | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
+        check_impl(impl)
         v = self.split_heads(self.value(x_BTW))
         if impl == "reference":
             o = self._weights(v, mask_BT) @ v
@@ -75,4 +76,4 @@ def _mean(
     ones_BT = v.new_ones(len(v), v.shape[2]) if mask_BT is None else mask_BT.to(v)
     real = ones_BT[:, None, :, None]
     total, count = sum_BH1D + (v * real).cumsum(2), count_B111 + real.cumsum(2)
-    return (total / count.clamp_min(1)).to(v_BHTD.dtype), total[:, :, -1:], count[:, :, -1:]
+    return (total / count.clamp_min(1)).to(v_BHTD.dtype), total[:, :, -1:].clone(), count[:, :, -1:].clone()

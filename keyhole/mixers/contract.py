@@ -13,11 +13,13 @@ parts; one that does not can only be combined with positions that add to the emb
 A mixer that takes positions but not every kind of them says so: `positions = ("turn",)`.
 
 The three forms are equal: `impl="reference"` (the definition), the default (what trains), and `step` (the state given and
-returned; what decodes). A state has `copy()`; `step` may use up the one it is given. A padded token reads nothing, is read
-by nobody and changes no state; what stands in its own row of the result is no concern, as long as it is finite.
+returned; what decodes). A state has `copy()`; `step` may use up the one it is given. Padding stands before a text or after
+it: a padded token reads nothing, is read by nobody and changes no state; what stands in its own row of the result is no
+concern, as long as it is finite.
 
-FLOPs are those of the form that trains, counted as `keyhole.mixers.flops` counts them; a mixer whose form depends on the
-machine names the one it counts: `counted_form = "reference"`.
+Bytes of state are those in the mixer's own precision. FLOPs are those of the form that trains, counted as
+`keyhole.mixers.flops` counts them; a mixer whose form depends on the machine names the one it counts,
+`counted_form = "reference"`.
 
 Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 """

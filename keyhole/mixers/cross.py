@@ -13,7 +13,7 @@ from torch import nn
 
 from keyhole.core.errors import InputError
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import HeadOutput
+from keyhole.mixers.heads import HeadOutput, check_impl
 from keyhole.parts.contract import Linear
 
 
@@ -57,6 +57,7 @@ class CrossAttention(HeadOutput):
         impl: str | None = None,
     ) -> torch.Tensor:
         """What queries find in keys and values that were read before."""
+        check_impl(impl)
         q = self.split_heads(self.query(x_BTW))
         if impl == "reference":
             return self.join(cross_weights(q, k_BHSD, mask_BS) @ v_BHSD)[0]

@@ -5,14 +5,22 @@ Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from keyhole.core.errors import InputError, nearest
 from keyhole.parts.contract import Linear
 from keyhole.parts.norm import RMSNorm
+
+
+def check_impl(impl: str | None, allowed: tuple[str, ...] = ("auto", "reference")) -> None:
+    """A form that there is. Nothing else than what was asked for is ever run in silence."""
+    if impl is not None and impl not in allowed:
+        raise InputError(f"impl = {impl!r} is not valid{nearest(impl, allowed)}")
 
 
 class HeadOutput(nn.Module):
@@ -60,8 +68,7 @@ class HeadOutput(nn.Module):
 
     def merge_state_bytes(self) -> int:
         """What the merge keeps for one row."""
-        state = self.begin_merge(1, self.out.weight)
-        return 0 if state is None else state.numel() * state.element_size()
+        return held_bytes(self.begin_merge(1, self.out.weight))
 
     def split_heads(self, x_BTW: torch.Tensor) -> torch.Tensor:
         """(B, T, W) as (B, H, T, D)."""
@@ -122,14 +129,33 @@ class State:
 
     def copy(self) -> State:
         """The same state in memory of its own."""
-        merge = self.merge.clone() if isinstance(self.merge, torch.Tensor) else self.merge
-        return State(tuple(x.clone() for x in self.memory), self.length, merge)
+        return State(tuple(x.clone() for x in self.memory), self.length, copy.deepcopy(self.merge))
 
     @property
     def bytes(self) -> int:
         """How much memory its tensors take."""
-        merge = (self.merge,) if isinstance(self.merge, torch.Tensor) else ()
-        return sum(x.numel() * x.element_size() for x in (*self.memory, *merge))
+        return held_bytes((self.memory, self.merge))
+
+
+def held_bytes(state: Any) -> int:
+    """The memory behind all tensors that a state holds, however it is made, each once."""
+    found: dict[int, int] = {}
+    rest, seen = [state], set()
+    while rest:
+        item = rest.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, dict):
+            rest += item.values()
+        elif isinstance(item, list | tuple):
+            rest += item
+        else:
+            rest += getattr(item, "__dict__", {}).values()
+            rest += [getattr(item, name) for name in getattr(item, "__slots__", ()) if hasattr(item, name)]
+    return sum(found.values())
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -148,4 +174,4 @@ def in_chunks(x_BHTD: torch.Tensor, size: int) -> torch.Tensor:
 def sums_before(first: torch.Tensor, grown_BHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The running sum of chunks' contributions at the start of each chunk, and after the last, beginning with `first`."""
     total = torch.cat((first[:, :, None].to(grown_BHN.dtype), grown_BHN), 2).cumsum(2)
-    return total[:, :, :-1], total[:, :, -1]
+    return total[:, :, :-1], total[:, :, -1].clone()  # a view would keep all sums alive

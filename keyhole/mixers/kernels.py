@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
+from torch.autograd.function import once_differentiable
 
 BLOCK = 64
 
@@ -85,6 +86,7 @@ class _Blocked(torch.autograd.Function):
         return _joined(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_NTD):
         q_NTD, k_NTD, v_NTD, *weights = ctx.saved_tensors
         blocks = _blocks(q_NTD.shape[1])

@@ -77,8 +77,8 @@ def product_flops(tokens: int, features: int, values: int, chunk: int) -> int:
 class Linear(WeightedMixer):
     """Linear attention by feature maps: time and memory linear in the length, decoding from a state of fixed size.
 
-    `feature` is "elu+1", "relu", "exp", "softplus", or a function of yours, "my.py:phi", from (..., D) to (..., F); it
-    may not be negative. `qk_norm` norms queries and keys first.
+    `feature` is "elu+1", "relu", "exp" (with qk_norm), "softplus", or a function of yours, "my.py:phi", from (..., D) to
+    (..., F); it may not be negative. `qk_norm` norms queries and keys first.
     """
 
     def __init__(
@@ -94,16 +94,27 @@ class Linear(WeightedMixer):
     ) -> None:
         super().__init__(width, heads, merge=merge, qk_norm=qk_norm)
         self.chunk = check_chunk("linear", chunk)
+        if feature == "exp" and not qk_norm:
+            raise InputError("linear feature exp overflows where queries or keys grow; set qk_norm = true, or use elu+1")
         self.feature_name = feature
         self._feature = FEATURES.get(feature) or _users_feature(feature, folder)
-        self.features = self.feature(torch.zeros(1, 1, 1, self.channels)).shape[-1]
+        self.features = self._try_feature()
 
     def feature(self, x_BHTD: torch.Tensor) -> torch.Tensor:
         """phi, checked where it is the user's."""
         found = self._feature(x_BHTD)
-        if self.feature_name not in FEATURES:
-            _check_feature(self.feature_name, found, x_BHTD)
+        if self.feature_name not in FEATURES and not torch.is_grad_enabled():
+            _check_feature(self.feature_name, found, x_BHTD)  # in training steps a check would cost a pass over the data
         return found
+
+    def _try_feature(self) -> int:
+        """How many features there are, found on noise of every size."""
+        with torch.device("cpu"), torch.no_grad():
+            noise = torch.randn(1, 1, 64, self.channels, generator=torch.Generator().manual_seed(0))
+            found = self.feature(noise * torch.logspace(-2, 1, 64)[:, None])
+        if found.shape[-1] < 1:
+            raise InputError(f"linear feature {self.feature_name} returned no features; it must return one at least")
+        return found.shape[-1]
 
     def weights(self, q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
         """The definition."""
@@ -139,7 +150,8 @@ def check_chunk(mixer: str, chunk: int) -> int:
 
 
 def _users_feature(name: str, folder: Path | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    if ":" not in name:
+    place, _, attribute = name.rpartition(":")
+    if not (place and attribute):
         own = 'one of your own is written "my.py:phi"'
         raise InputError(f"linear feature = {name!r} is not valid{nearest(name, FEATURES)}; {own}")
     found = load_from(name, folder or Path.cwd())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import State
+from keyhole.mixers.heads import State, check_impl
 
 
 class NoMixer(nn.Module):
@@ -20,6 +20,7 @@ class NoMixer(nn.Module):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: Any = None, impl: Any = None) -> torch.Tensor:  # noqa: ARG002
         """Add nothing to the stream."""
+        check_impl(impl)
         return torch.zeros_like(x_BTW)
 
     def begin(self, batch: int, like: torch.Tensor) -> State:  # noqa: ARG002

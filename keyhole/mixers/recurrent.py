@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import HeadOutput, State, wide
+from keyhole.mixers.heads import HeadOutput, State, check_impl
 from keyhole.parts.contract import Linear
 
 
@@ -48,6 +49,7 @@ class _States(torch.autograd.Function):
         return states_TBW.transpose(0, 1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_BTW):
         states_TBW, W_WW, first_BW, real_TB1 = ctx.saved_tensors
         grad_TBW = grad_BTW.transpose(0, 1)
@@ -80,19 +82,19 @@ class Recurrent(HeadOutput):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: str | None = None) -> torch.Tensor:
         """Read all tokens in order; `mask_BT` is True at real tokens."""
+        check_impl(impl)
         h = self._states(x_BTW, self._first(x_BTW), mask_BT, reference_states if impl == "reference" else _States.apply)
         return self.join(self.split_heads(h))[0]
 
     def begin(self, batch: int, like: torch.Tensor) -> State:
         """h = 0."""
-        h_BW = like.new_zeros(batch, self.heads * self.channels, dtype=wide(like.dtype))
-        return State((h_BW,), 0, self.begin_merge(batch, like))
+        return State((like.new_zeros(batch, self.heads * self.channels),), 0, self.begin_merge(batch, like))
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens."""
-        h_BTW = self._states(x_BTW, state.memory[0].to(x_BTW.dtype), None, _States.apply)
+        h_BTW = self._states(x_BTW, state.memory[0], None, _States.apply)
         y, merge = self.join(self.split_heads(h_BTW), state.merge)
-        return y, State((h_BTW[:, -1].to(state.memory[0].dtype),), state.length + x_BTW.shape[1], merge)
+        return y, State((h_BTW[:, -1].clone(),), state.length + x_BTW.shape[1], merge)
 
     def look(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None) -> Look:
         """An implicit pattern: how strongly token s still moves a head at t, ||d h_t / d (W_x x_s)||_F / sqrt(D)."""

@@ -20,7 +20,8 @@ With `decay` = g < 1 all that is remembered fades: P_t = (g^t lam I + sum of g^(
 were it fixed, the chunks would not nest. g cancels from o_t but for a weight g^(-s/2) on k_s and v_s, counted from the
 chunk's start.
 
-Everything is computed in float32 at least: P and H must stay positive definite. lam is exp of a parameter for each head.
+Everything is computed in float32 at least, with a decay in float64: P and H must stay positive definite. What fades to less
+than a fifth within a chunk loses digits: chunks are shortened until it does not. lam is exp of a parameter for each head.
 
 Legend: B rows, T tokens, H heads, D head width (of keys and values), N chunks, C tokens of a chunk.
 """
@@ -38,8 +39,11 @@ from keyhole.mixers.heads import State, in_chunks, sums_before, wide
 from keyhole.mixers.linear import check_chunk
 from keyhole.mixers.weighted import WeightedMixer
 
-REFRESH = 256
-"""Decoded tokens after which P is made anew from H, so that rounding does not add up."""
+REFRESH = 64
+"""Decoded tokens after which P is made anew from H at the latest, so that rounding does not add up."""
+LEAST_FADE = 0.2
+"""How far memory may fade within a chunk, or between two renewals of P: what is divided by it loses digits."""
+LEAST_LAM, LARGEST_LAM = 1e-12, 1e12
 
 Memory = tuple[torch.Tensor, ...]
 """H with lam in it (B, H, D, D), P = H^-1, and S (B, H, D, D)."""
@@ -60,7 +64,7 @@ def ridge_weights(
     fade_B1TT = (decay ** (age_BT[:, None, :, None] - age_BT[:, None, None, :]).clamp_min(0)).tril()
     start_BHT = lam_H[:, None] * decay ** age_BT[:, None]
     H_BHTDD = torch.einsum("bxts,bhsd,bhse->bhtde", fade_B1TT, k_BHTD, k_BHTD)
-    H_BHTDD = H_BHTDD + start_BHT[..., None, None] * torch.eye(D).to(k_BHTD)
+    H_BHTDD = H_BHTDD + start_BHT[..., None, None] * torch.eye(D, dtype=k_BHTD.dtype, device=k_BHTD.device)
     x_BHTD = torch.linalg.solve(H_BHTDD, q_BHTD.unsqueeze(-1)).squeeze(-1)
     return (x_BHTD @ k_BHTD.mT) * fade_B1TT
 
@@ -71,18 +75,22 @@ def _ages(like_BHTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor
     return real_BT.cumsum(1)
 
 
+def _factor(H: torch.Tensor) -> torch.Tensor:
+    factor, wrong = torch.linalg.cholesky_ex(H)
+    if bool(wrong.any()):
+        raise InputError(
+            "ridge: the keys' matrix is no longer positive definite in this precision; raise lam, bring decay "
+            "nearer to 1, or norm the keys (qk_norm = true)"
+        )
+    return factor
+
+
 class _Inverse(torch.autograd.Function):
     """P = H^-1 of symmetric positive definite matrices; dH = -P dP P, which keeps P alone."""
 
     @staticmethod
     def forward(ctx, H):
-        factor, wrong = torch.linalg.cholesky_ex(H)
-        if bool(wrong.any()):
-            raise InputError(
-                "ridge: the keys' matrix is no longer positive definite in this precision; raise lam, bring decay "
-                "nearer to 1, or norm the keys (qk_norm = true)"
-            )
-        P = torch.cholesky_inverse(factor)
+        P = torch.cholesky_inverse(_factor(H))
         ctx.save_for_backward(P)
         return P
 
@@ -117,14 +125,14 @@ def ridge_chunks(
         (H, H_after), (S, S_after) = sums_before(H_BHDD, k.mT @ k), sums_before(S_BHDD, k.mT @ v)
     else:
         # Ages within each chunk, in real tokens: (B, 1, N, C, 1). What fills the last chunk up takes no time.
-        real = torch.ones(len(q), T) if mask_BT is None else mask_BT
-        age = in_chunks(real.to(k)[:, None, :, None], size).cumsum(3)
+        real = k.new_ones(len(q), T) if mask_BT is None else mask_BT.to(k)
+        age = in_chunks(real[:, None, :, None], size).cumsum(3)
         swell, fade = decay ** (-0.5 * age), decay ** age[:, :, :, -1:]
         k, v = k * swell, v * swell
         (H, H_after), (S, S_after) = (_fading_sums(*pair, fade) for pair in ((H_BHDD, k.mT @ k), (S_BHDD, k.mT @ v)))
     P = inverse(H)
     KP = k @ P
-    L = torch.linalg.cholesky(KP @ k.mT + torch.eye(size).to(k))
+    L = _factor(KP @ k.mT + torch.eye(size, dtype=k.dtype, device=k.device))
     W = torch.linalg.solve_triangular(L, KP, upper=False)
     X = q @ P - (q @ W.mT).tril() @ W
     o = X @ S + (X @ k.mT).tril() @ v
@@ -177,11 +185,15 @@ class Ridge(WeightedMixer):
         chunk: int = 32,
     ) -> None:
         super().__init__(width, heads, position=position, merge=merge, qk_norm=qk_norm)
-        if not 0 < lam < math.inf:
-            raise InputError(f"ridge lam = {lam} is not valid; it is above 0, for example 1.0: without it P does not exist")
+        if not LEAST_LAM <= lam <= LARGEST_LAM:
+            raise InputError(
+                f"ridge lam = {lam} is not valid; it is above 0 ({LEAST_LAM:g} to {LARGEST_LAM:g}), for example 1.0: "
+                "without it P does not exist"
+            )
         if not 0 < decay <= 1:
             raise InputError(f"ridge decay = {decay} is not valid; it is above 0 and at most 1 (1 forgets nothing)")
-        self.decay, self.chunk = decay, check_chunk("ridge", chunk)
+        lasts = chunk if decay == 1 else max(1, int(math.log(LEAST_FADE) / math.log(decay)))
+        self.decay, self.chunk, self.refresh = decay, min(check_chunk("ridge", chunk), lasts), min(REFRESH, lasts)
         start = torch.full((heads,), math.log(lam))
         if learn_lam:
             self.log_lam: torch.Tensor = nn.Parameter(start)
@@ -190,12 +202,12 @@ class Ridge(WeightedMixer):
 
     def weights(self, q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
         """The definition."""
-        exact = wide(q_BHTD.dtype)
+        exact = self._exact(q_BHTD.dtype)
         return ridge_weights(q_BHTD.to(exact), k_BHTD.to(exact), self._lam(exact), self.decay, mask_BT).to(q_BHTD.dtype)
 
     def first(self, batch: int, like: torch.Tensor) -> Memory:
         """H = lam I, P = I / lam, S = 0."""
-        exact = wide(like.dtype)
+        exact = self._exact(like.dtype)
         lam_H11 = self._lam(exact)[:, None, None]
         eye = torch.eye(self.channels, dtype=exact, device=like.device)
         shape = (batch, self.heads, self.channels, self.channels)
@@ -226,18 +238,22 @@ class Ridge(WeightedMixer):
             o = o.unsqueeze(2).to(q.dtype)
         else:
             o, memory = self.mix(q, k, v, state.memory)
-        if x_BTW.shape[1] > 1 or after % REFRESH == 0:
+        if x_BTW.shape[1] > 1 or after % self.refresh == 0:
             memory = (memory[0], inverse(memory[0]), memory[2])
         y, merge = self.join(o, state.merge)
         return y, State(memory, after, merge)
 
     def mixing_flops(self, tokens: int) -> int:
-        """About 10 D^2 + 14 C D + C^2 / 3 + D^3 / C a token and head, the factors of P and L included."""
+        """About 10 D^2 + 11 C D + C^2 / 3 + 7 D^3 / 3 C a token and head, the factors of P and L included."""
         D, C = self.channels, min(self.chunk, tokens)
         chunks = -(-tokens // C)
         products = 2 * C * D * D * 5 + 2 * C * C * D * 5  # k'k, k'v, KP, QP, XS; KPK', QW', (..)W, XK', (..)V
         factors = flops.cholesky(D) + 2 * D**3 + flops.cholesky(C) + flops.triangular(C, D)
         return self.heads * chunks * (products + factors)
+
+    def _exact(self, dtype: torch.dtype) -> torch.dtype:
+        """float32 at least; with a decay float64, since lam fades with all else and leaves H close to singular."""
+        return wide(dtype) if self.decay == 1 else torch.float64
 
     def _lam(self, dtype: torch.dtype) -> torch.Tensor:
         return self.log_lam.to(dtype).exp()

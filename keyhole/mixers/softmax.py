@@ -8,6 +8,7 @@ Legend: B rows, T tokens, W width, H heads, G key-value heads, D head width.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from keyhole.core.errors import InputError, nearest
 from keyhole.mixers.contract import Cost, Impl, Look
-from keyhole.mixers.heads import HeadMixer
+from keyhole.mixers.heads import HeadMixer, check_impl
 from keyhole.mixers.kernels import blocked_attention, blocked_flops, choose_kernel, fused_attention
 
 
@@ -76,8 +77,7 @@ class Cache:
 
     def copy(self) -> Cache:
         """The same state in memory of its own."""
-        merge = self.merge.clone() if isinstance(self.merge, torch.Tensor) else self.merge
-        return Cache(self.both_2BGSD.clone(), self.length, merge)
+        return Cache(self.both_2BGSD.clone(), self.length, copy.deepcopy(self.merge))
 
 
 class Softmax(HeadMixer):
@@ -110,6 +110,7 @@ class Softmax(HeadMixer):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
+        check_impl(impl, get_args(Impl))
         q, k, v = self.project(x_BTW, start=0)
         k, v = self._share(k), self._share(v)
         bias = self._bias(0, q.shape[-2], q)

@@ -19,12 +19,11 @@ from torch import nn
 
 from keyhole.core.errors import InputError, nearest
 from keyhole.mixers.contract import Cost, Impl, Look
-from keyhole.mixers.heads import HeadOutput, State, wide
+from keyhole.mixers.heads import HeadOutput, State, check_impl, wide
 from keyhole.mixers.statespace_structures import STRUCTURES, Structure
 from keyhole.parts.contract import Linear, parameter
 
 Inputs = Literal["channel", "head"]
-IMPLS = ("auto", "reference")
 
 
 class StateSpace(HeadOutput):
@@ -61,8 +60,7 @@ class StateSpace(HeadOutput):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: Impl = "auto") -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
-        if impl not in IMPLS:
-            raise InputError(f"statespace impl = {impl!r} is not valid{nearest(str(impl), IMPLS)}")
+        check_impl(impl)
         return self.join(self._read(x_BTW, mask_BT, impl))[0]
 
     def begin(self, batch: int, like: torch.Tensor) -> State:

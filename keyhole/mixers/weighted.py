@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import HeadMixer, State
+from keyhole.mixers.heads import HeadMixer, State, check_impl
 
 
 class WeightedMixer(HeadMixer, ABC):
@@ -44,6 +44,7 @@ class WeightedMixer(HeadMixer, ABC):
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: str | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
+        check_impl(impl)
         q, k, v = self.project(x_BTW, start=0)
         if impl == "reference":
             o = self.weights(q, k, mask_BT) @ v

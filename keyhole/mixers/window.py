@@ -15,7 +15,7 @@ from torch import nn
 
 from keyhole.core.errors import InputError
 from keyhole.mixers.contract import Cost, Look
-from keyhole.mixers.heads import HeadMixer, State, in_chunks
+from keyhole.mixers.heads import HeadMixer, State, check_impl, in_chunks
 from keyhole.mixers.softmax import reference_weights
 
 BLOCK = 64
@@ -61,7 +61,7 @@ class Window(HeadMixer):
         self,
         width: int,
         heads: int,
-        block: int,  # noqa: ARG002
+        block: int,
         position: nn.Module | None = None,
         merge: nn.Module | None = None,
         window: int = 64,
@@ -71,10 +71,11 @@ class Window(HeadMixer):
         super().__init__(width, heads, position=position, merge=merge, qk_norm=qk_norm, bias=bias)
         if window < 1:
             raise InputError(f"window window = {window} is not valid; it is 1 (each token reads itself alone) or more")
-        self.window = window
+        self.window = min(window, block)  # no text is longer
 
     def forward(self, x_BTW: torch.Tensor, mask_BT: torch.Tensor | None = None, impl: str | None = None) -> torch.Tensor:
         """Read all tokens at once; `mask_BT` is True at real tokens."""
+        check_impl(impl)
         q, k, v = self.project(x_BTW, start=0)
         if impl == "reference":
             return self.join(self._weights(q, k, mask_BT) @ v)[0]
@@ -115,7 +116,7 @@ class Window(HeadMixer):
         before_L = torch.arange(-kept, 0, device=q.device) + state.length >= 0
         real_BL = torch.cat((before_L.expand(len(q), kept), real_T), 1)
         o = window_attention(q, both[0], both[1], real_BL, self.window, self._block_bias(state.length, q))
-        return o, both[:, :, :, T:]
+        return o, both[:, :, :, T:].clone()
 
     def _block_bias(self, start: int, q: torch.Tensor) -> torch.Tensor | None:
         if not hasattr(self.position, "bias"):
@@ -123,9 +124,10 @@ class Window(HeadMixer):
         size, span = block_and_span(q.shape[2], self.window)
         found = []
         for first in range(start, start + q.shape[2], size):
-            queries = torch.arange(first, first + size, device=q.device)
+            # Places before the first and after the last token are read by nobody; a table has no entries for them.
+            queries = torch.arange(first, first + size, device=q.device).clamp_max(start + q.shape[2] - 1)
             keys = torch.arange(first - self.window + 1, first - self.window + 1 + span, device=q.device)
-            found.append(self.position.bias(queries, keys))
+            found.append(self.position.bias(queries, keys.clamp(0, start + q.shape[2] - 1)))
         return torch.stack(found, 1).to(q.dtype)
 
     def _weights(self, q: torch.Tensor, k: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:

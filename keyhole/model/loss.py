@@ -6,6 +6,7 @@ Legend: N targets, W width, V vocabulary.
 from __future__ import annotations
 
 import torch
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # a target that does not count: padding, or a position without an answer
 
@@ -44,6 +45,7 @@ class _SummedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         d_hidden, d_head = ctx.saved_tensors
         return d_hidden * grad.to(d_hidden.dtype), d_head * grad.to(d_head.dtype), None

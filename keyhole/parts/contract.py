@@ -10,7 +10,7 @@ order; everything else it takes is an option of its own, which a recipe may set:
 | --- | --- | --- |
 | mixer | `forward(x_BTW) -> y_BTW` | see `keyhole.mixers.contract` |
 | position | one of `add(x_BTW, start)`, `turn(x_BHTD, start)`, `bias(queries, keys)`, or `forward(x_BTW)`, which adds | |
-| merge | `forward(heads_BTHD) -> heads_BTHD` | `begin(batch)` and `step(heads_BTHD, state)` for cached decoding |
+| merge | `forward(heads_BTHD) -> heads_BTHD` | `begin(batch, like)` and `step(heads_BTHD, state)` for cached decoding |
 | norm, feed | `forward(x_BTW) -> y_BTW` | `flops(tokens)` |
 
 B rows, T tokens, W width, H heads, D = W / H, `start` the position of the first of the T tokens.

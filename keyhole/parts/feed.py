@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from keyhole.core.errors import InputError
 from keyhole.parts.contract import Linear
@@ -79,6 +80,7 @@ class _SquaredReluThenLinear(torch.autograd.Function):
         return nn.functional.linear(a * a, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         a, weight = ctx.saved_tensors
         d_weight = grad.flatten(0, -2).mT @ (a * a).flatten(0, -2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from keyhole.parts.contract import parameter
 
@@ -48,6 +49,7 @@ class _UnitRMS(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         y, scale = ctx.saved_tensors
         inner = (grad * y).mean(-1, keepdim=True)

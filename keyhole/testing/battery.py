@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from keyhole.core.errors import KeyholeError
@@ -14,6 +15,9 @@ from keyhole.testing.mixing import MIXING
 from keyhole.testing.others import OTHERS, PlacedSubject
 from keyhole.testing.rules import COMMON, Measured, Rule
 from keyhole.testing.subject import LENGTHS, Subject, subject
+
+FLOAT32 = 1e-5
+"""Below this a difference may be float32's, above it is none."""
 
 
 def rules_of(kind: str) -> tuple[Rule, ...]:
@@ -50,6 +54,8 @@ def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: 
 
 def _ask(rule: Rule, tested: Subject) -> Finding:
     said: dict[str, Any] = {"name": rule.name, "statement": f"{tested.spec}: {rule.statement}", "why": rule.why}
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # constants that a part makes on the way are then of the type it computes in
     try:
         found = rule.measure(tested)
     except KeyholeError as error:
@@ -57,6 +63,8 @@ def _ask(rule: Rule, tested: Subject) -> Finding:
     except Exception as error:  # whatever a part raises is a finding, not an end
         measured = f"{type(error).__name__}: {error}"
         return Finding(**said, expected="a result", measured=measured, verdict="fails", remedy=rule.remedy)
+    finally:
+        torch.set_default_dtype(usual)
     if found.missing:
         return Finding(**said, expected="an answer", measured="nothing", verdict="undecided", remedy=found.missing)
     return _finding(rule, found, said)
@@ -64,12 +72,15 @@ def _ask(rule: Rule, tested: Subject) -> Finding:
 
 def _finding(rule: Rule, found: Measured, said: dict[str, Any]) -> Finding:
     holds = found.worst <= found.limit
+    remedy = rule.remedy
+    if 0 < found.limit < found.worst < FLOAT32:
+        remedy += "; so small a difference is usually arithmetic in float32: keep to the input's type"
     return Finding(
         **said,
         expected=f"at most {found.limit:g}",
         measured=f"{found.worst:.2g}" + (f" ({found.where})" if found.where and not holds else ""),
         tolerance=f"{found.limit:g}",
         verdict="holds" if holds else "fails",
-        remedy="" if holds else rule.remedy,
+        remedy="" if holds else remedy,
         evidence={"worst": found.worst, "limit": found.limit, "where": found.where},
     )

@@ -5,12 +5,14 @@ Legend: B rows, T tokens, W width, H heads, D head width.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from keyhole.mixers import flops
+from keyhole.mixers.heads import held_bytes
 from keyhole.parts.merge import Concat
 from keyhole.parts.position import NoPosition
 from keyhole.testing.rules import Measured, Rule, Worst, gradients, stepwise
@@ -29,7 +31,7 @@ def forms(tested: Subject) -> Measured:
         return Measured(
             0, missing='forward takes no impl, so there is no readable definition to compare with; add impl="reference"'
         )
-    weights = list(part.parameters())
+    weights = [weight for weight in part.parameters() if weight.requires_grad]
     for tokens in tested.lengths:
         for batch in (1, 3):
             x = tested.input(tokens, batch).requires_grad_()
@@ -63,15 +65,30 @@ def resumed(tested: Subject) -> Measured:
         x, expected = tested.input(tokens), part(tested.input(tokens))
         for cut in sorted({1, tokens // 3, tokens - 1} - {0}):
             worst.see(stepwise(part, x, [cut, tokens]), expected, f"{tokens} tokens in pieces of {cut} and {tokens - cut}")
-        middle = tokens // 2
-        first, state = part.step(x[:, :middle], part.begin(len(x), x))
-        kept = state.copy() if hasattr(state, "copy") else None
-        part.step(x[:, middle:].flip(1) * 2, state)  # what is read on one branch must not be seen on the other
-        if kept is not None:
-            rest, _ = part.step(x[:, middle:], kept)
-            worst.see(torch.cat((first, rest), 1), expected, f"{tokens} tokens, from a copy of the state")
-        worst.see(stepwise(part, x, [tokens]), expected, f"{tokens} tokens, from a new state after others were used")
+        worst.see(_after_a_branch(part, x), expected, f"{tokens} tokens, from a copy of the state")
+        found = _taking_turns(part, x, tested.input(tokens, seed=4) * 2)
+        worst.see(found, expected, f"{tokens} tokens, another text read in turns with it")
     return worst.measured()
+
+
+def _after_a_branch(part: Any, x: torch.Tensor) -> torch.Tensor:
+    """The results where a copy of the state goes on after the state itself went elsewhere."""
+    middle = x.shape[1] // 2
+    first, state = part.step(x[:, :middle], part.begin(len(x), x))
+    kept = copy.deepcopy(state) if isinstance(state, tuple | list | dict) or not hasattr(state, "copy") else state.copy()
+    part.step(x[:, middle:].flip(1) * 2, state)
+    rest, _ = part.step(x[:, middle:], kept)
+    return torch.cat((first, rest), 1)
+
+
+def _taking_turns(part: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A text read in two pieces, with another text begun and read between them, as two prompts that are served together."""
+    middle = x.shape[1] // 2
+    first, state = part.step(x[:, :middle], part.begin(len(x), x))
+    between, other_state = part.step(other[:, :middle], part.begin(len(other), other))
+    part.step(between, other_state)
+    rest, _ = part.step(x[:, middle:], state)
+    return torch.cat((first, rest), 1)
 
 
 @torch.no_grad()
@@ -80,7 +97,7 @@ def padding(tested: Subject) -> Measured:
     part, worst = mixer_of(tested), Worst()
     if not takes(part, "mask"):
         return Measured(0, missing="forward takes no mask, so rows of different lengths cannot share a batch")
-    for tokens in tested.lengths:
+    for tokens in [n for n in tested.lengths if n + 7 <= tested.block]:
         text = tested.input(tokens)
         alone = part(text)
         for left, right in ((5, 0), (0, 5), (3, 4)):
@@ -112,7 +129,9 @@ def cost(tested: Subject) -> Measured:
             "FLOPs": (declared.flops, flops.measure(lambda given=x: part(given, **form))),
         }
         if offers(part, "begin"):
-            pairs["bytes of state"] = (declared.state_bytes, held_bytes(part.begin(1, x)))
+            with torch.no_grad():
+                _, state = part.step(x, part.begin(1, x))
+            pairs["bytes of state"] = (declared.state_bytes, held_bytes(state))
         for what, (said, counted) in pairs.items():
             worst.note(
                 abs(said - counted) / max(1, counted), f"{tokens} tokens: {said:,} {what} declared, {counted:,} counted"
@@ -135,24 +154,16 @@ def look(tested: Subject) -> Measured:
         worst.see(seen.pattern_BHTT.triu(1), torch.zeros_like(seen.pattern_BHTT), f"{tokens} tokens: weight on the future")
         if isinstance(out, nn.Module):
             worst.see(out(seen.heads_BTHD.flatten(2)), part(x), f"{tokens} tokens: heads that do not make the result")
+    if takes(part, "mask"):
+        x, mask = _padded(tested, tested.input(9), 2, 3)
+        seen = part.look(x, mask)
+        hidden = seen.pattern_BHTT[..., ~mask[0]]
+        worst.see(hidden, torch.zeros_like(hidden), "weight on padding")
+        if isinstance(out, nn.Module):
+            worst.see(
+                out(seen.heads_BTHD.flatten(2))[mask], part(x, mask)[mask], "padded: heads that do not make the result"
+            )
     return worst.measured()
-
-
-def held_bytes(state: Any) -> int:
-    """The memory behind all tensors that a state holds, each once."""
-    found: dict[int, int] = {}
-    rest: list[Any] = [state]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, torch.Tensor):
-            found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
-        elif isinstance(item, dict):
-            rest += item.values()
-        elif isinstance(item, list | tuple):
-            rest += item
-        elif hasattr(item, "__dict__"):
-            rest += vars(item).values()
-    return sum(found.values())
 
 
 def _padded(tested: Subject, text: torch.Tensor, left: int, right: int) -> tuple[torch.Tensor, torch.Tensor]:

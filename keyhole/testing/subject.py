@@ -38,7 +38,7 @@ class Subject:
     cls: type[nn.Module] | None = None
 
     def make(self, **others: Any) -> nn.Module:
-        """The part in float64, in evaluation, every weight that has a role drawn from a normal distribution."""
+        """The part in float64, in evaluation, with weights of its role's size, or away from those its constructor gave."""
         facts: dict[str, Any] = {
             "width": self.width,
             "heads": self.heads,
@@ -51,11 +51,17 @@ class Subject:
             if self.cls is None:
                 part = construct(self.kind, self.spec, self.folder, **facts, **others)
             else:
-                part = Guarded(_direct(self.cls, self.spec, {**facts, **others}), self.kind, self.cls.__name__)
-        part = part.double().eval()
+                part = Guarded(
+                    _direct(self.cls, self.spec, {**facts, **others, "folder": self.folder}), self.kind, self.cls.__name__
+                )
+        part = _in_double(part).eval()
         for name, weight in part.named_parameters():
+            noise = self.normal(*weight.shape, seed=derive(self.seed, name))
             if getattr(weight, "role", None):
-                weight.data = self.normal(*weight.shape, seed=derive(self.seed, name)) * _scale(weight)
+                weight.data = noise * _scale(weight)
+            elif weight.dtype in (torch.float64, torch.complex128):
+                # A start at zero hides faults; a small step away from any start does not.
+                weight.data = weight.data + 0.05 * noise * max(0.2, float(weight.detach().abs().square().mean().sqrt()))
         return part
 
     def normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -71,8 +77,8 @@ class Subject:
 
     @property
     def usable(self) -> Subject:
-        """The same, without lengths beyond the block."""
-        return replace(self, lengths=tuple(n for n in self.lengths if n <= self.block))
+        """The same, without lengths beyond the block, and with the block itself."""
+        return replace(self, lengths=tuple(sorted({*(n for n in self.lengths if n <= self.block), self.block})))
 
 
 def subject(part: str | type[nn.Module], kind: str, options: dict[str, Any], **settings: Any) -> Subject:
@@ -86,6 +92,14 @@ def subject(part: str | type[nn.Module], kind: str, options: dict[str, Any], **s
     if not (inspect.isclass(part) and issubclass(part, nn.Module)):
         raise InputError(f"give a part by name or by its class, not {part!r}")
     return Subject(kind=kind, spec=Spec(name=part.__name__, options=options), cls=part, **settings).usable
+
+
+def _in_double(part: nn.Module) -> nn.Module:
+    """Everything in float64; `Module.double` leaves complex numbers as they are."""
+    for tensor in [*part.parameters(), *part.buffers()]:
+        if tensor.dtype == torch.complex64:
+            tensor.data = tensor.data.to(torch.complex128)
+    return part.double()
 
 
 def _scale(weight: torch.Tensor) -> float:
@@ -103,13 +117,12 @@ def inside(part: nn.Module) -> nn.Module:
 
 
 def takes(part: nn.Module, argument: str) -> bool:
-    """Whether a part's forward names an argument: `impl`, or a mask (by its place, the second)."""
+    """Whether a part's forward takes an argument: `impl` by name, or a mask by its place, the second."""
     given = list(inspect.signature(inside(part).forward).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in given):
-        return True
     if argument == "mask":
-        return len(given) > 1 and (given[1].name.startswith("mask"))
-    return argument in [p.name for p in given]
+        second = given[1] if len(given) > 1 else None
+        return second is not None and second.kind is second.POSITIONAL_OR_KEYWORD and "mask" in second.name
+    return argument in [p.name for p in given] or any(p.kind is p.VAR_KEYWORD for p in given)
 
 
 def offers(part: nn.Module, method: str) -> bool:

@@ -1,10 +1,13 @@
 """What options mean, which are refused, and what odd ones give. Legend: see the mixers."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from mixer_examples import KINDS, WIDTH, make_mixer, normal
 
 from keyhole.core.errors import InputError
+from keyhole.mixers.heads import held_bytes
 from keyhole.mixers.linear import Linear
 from keyhole.mixers.ridge import Ridge, inverse
 from keyhole.parts.position import Rope
@@ -18,6 +21,9 @@ REFUSED = {
     "an empty chunk": ("linear", {"chunk": 0}, "linear chunk = 0 is not valid; it is 1 or more"),
     "an empty window": ("window", {"window": 0}, "window window = 0 is not valid; it is 1"),
     "a third power": ("polynomial", {"offset": 2}, "polynomial offset = 2 is not valid; it is 1 for"),
+    "a ridge beyond float32": ("ridge", {"lam": 1e-50}, "ridge lam = 1e-50 is not valid; it is above 0 .1e-12 to 1e.12"),
+    "half a name": ("linear", {"feature": ":phi"}, "linear feature = ':phi' is not valid.* is written \"my.py:phi\""),
+    "exp of anything": ("linear", {"feature": "exp"}, "linear feature exp overflows .* set qk_norm = true, or use elu.1"),
     "an unknown feature": ("linear", {"feature": "elu"}, "linear feature = 'elu' is not valid; did you mean 'relu'"),
 }
 
@@ -35,7 +41,8 @@ def squares(x): return x.square() + .1
 def wide(x): return torch.cat((x.relu(), (-x).relu()), -1)
 def negative(x): return x
 def nan(x): return x.sqrt()
-def short(x): return x[:, :, :-1].exp() if x.shape[2] > 1 else x.exp()
+def short(x): return x[:, :, :-1].exp()
+def none(x): return x.relu()[..., :0]
 number = 3
 """
 
@@ -63,6 +70,7 @@ def test_a_feature_map_of_the_user_s_is_what_weights_are_made_of(folder, name, p
         ("nan", "linear feature my.py:nan returned NaN; weights need a map that is never negative"),
         ("short", "linear feature my.py:short returned .* it must keep all but the last"),
         ("number", "linear feature my.py:number is not a function"),
+        ("none", "linear feature my.py:none returned no features; it must return one at least"),
         ("gone", "my.py has no 'gone'"),
     ],
 )
@@ -125,6 +133,42 @@ def test_under_rope_results_depend_on_distances_alone(name):
     mask[:, :7] = False
     torch.testing.assert_close(mixer(x, mask)[:, 7:], mixer(text), rtol=0, atol=1e-4)
     assert (mixer(text) - make_mixer(name)(text)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_form_that_there_is_not_is_an_error_and_never_the_default(name):
+    with pytest.raises(InputError, match="impl = 'refrence' is not valid; did you mean 'reference'"):
+        make_mixer(name)(normal(1, 3, WIDTH), impl="refrence")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_holds_no_more_memory_after_a_long_prompt(name):
+    mixer, x = make_mixer(name), normal(1, 500, WIDTH)
+    with torch.no_grad():
+        _, state = mixer.step(x, mixer.begin(1, x))
+    assert held_bytes(state) == held_bytes(mixer.begin(1, x))
+
+
+@pytest.mark.parametrize(("lam", "decay"), [(1e-12, 1.0), (1e-12, 0.9), (1.0, 0.2)])
+def test_keys_that_repeat_until_nothing_else_is_left_are_an_error_or_finite(lam, decay):
+    """One token, 2,000 times: with a decay lam is 0 in the end, and what the key does not point at has no inverse."""
+    mixer = make_mixer("ridge", lam=lam, decay=decay).float()
+    with suppress(InputError):
+        assert mixer(torch.ones(1, 2000, WIDTH)).isfinite().all()
+
+
+def test_a_window_asks_a_position_only_for_places_that_there_are():
+    class Table(torch.nn.Module):
+        def bias(self, queries, keys):
+            table = torch.arange(16.0)
+            return (table[queries][:, None] - table[keys]).expand(4, -1, -1)
+
+    mixer, x = make_mixer("window", window=5, position=Table()), normal(1, 16, WIDTH)
+    torch.testing.assert_close(mixer(x), mixer(x, impl="reference"), rtol=0, atol=1e-12)
+
+
+def test_a_window_wider_than_the_block_is_the_block():
+    assert make_mixer("window", window=10**9).window == 2048
 
 
 def test_decoding_ridge_attention_does_not_drift():

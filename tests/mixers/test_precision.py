@@ -60,3 +60,20 @@ def test_ridge_in_float32_is_as_exact_as_its_matrices_allow(lam, bound):
         parts.append(o)
     # Sherman and Morrison carry rounding along; the chunks do not.
     assert relative(torch.stack(parts, 2), expected) < 10 * bound
+
+
+@pytest.mark.parametrize("decay", [0.99, 0.9, 0.8, 0.7])
+@torch.no_grad()
+def test_a_fading_ridge_trains_and_decodes_the_same_in_float32(decay):
+    """Memory may be as short as 3 tokens for 6 channels: H is then close to singular, and is kept in float64."""
+    mixer, x = make_mixer("ridge", decay=decay), normal(1, 512, WIDTH)
+    low = make_mixer("ridge", decay=decay).float()
+    for weight, exact in zip(low.parameters(), mixer.parameters(), strict=True):
+        exact.data = weight.double()
+    expected = mixer(x.float().double(), impl="reference")
+    assert relative(low(x.float()), expected) < 1e-3
+    state, parts = low.begin(1, x.float()), []
+    for t in range(512):
+        y, state = low.step(x[:, t : t + 1].float(), state)
+        parts.append(y)
+    assert relative(torch.cat(parts, 1), expected) < 1e-3

@@ -24,8 +24,8 @@ from keyhole.core.errors import InputError
 from keyhole.mixers import statespace_kernels as kernels
 from keyhole.mixers.contract import Decodes
 from keyhole.mixers.flops import measure
+from keyhole.mixers.heads import held_bytes
 from keyhole.mixers.statespace import StateSpace
-from keyhole.testing.mixing import held_bytes
 
 LENGTHS = [1, 2, 7, 63, 64, 65, 129]
 variants = pytest.mark.parametrize(("structure", "inputs"), VARIANTS)
@@ -359,5 +359,5 @@ def test_a_wrong_option_is_told_with_what_is_allowed(options, message):
 
 
 def test_a_form_that_does_not_exist_is_refused_and_never_replaced():
-    with pytest.raises(InputError, match=r"statespace impl = 'fused' is not valid.*allowed: auto, reference"):
+    with pytest.raises(InputError, match=r"impl = 'fused' is not valid.*allowed: auto, reference"):
         make()(normal(1, 3, WIDTH), impl="fused")

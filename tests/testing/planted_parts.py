@@ -112,16 +112,78 @@ class WrongHeads(Linear):
         return type(seen)(seen.pattern_BHTT, seen.heads_BTHD.roll(1, 2))
 
 
+class ModuleState(Linear):
+    """The state lies in the module, made new by begin: two texts read in turns get into each other."""
+
+    def begin(self, batch, like):
+        self.kept = super().begin(batch, like)
+
+    def step(self, x, state):  # noqa: ARG002
+        y, self.kept = super().step(x, self.kept)
+        return y, None
+
+
+class ZeroOutPeeks(nn.Module):
+    """Reads the mean of the whole text, and hides it behind an output that starts at zero."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x):
+        return self.out(x - x.mean(1, keepdim=True))
+
+
+class BoundaryLeak(nn.Module):
+    """The last token of every ten reads the next one."""
+
+    def forward(self, x):
+        following = torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), 1)
+        last = (torch.arange(x.shape[1]) % 10 == 9)[None, :, None]
+        return x + following * last
+
+
+class BigChunk(nn.Module):
+    """Honest up to 150 tokens; those after read one another."""
+
+    def forward(self, x):
+        count = torch.arange(1, x.shape[1] + 1)[:, None]
+        return torch.cat((x[:, :150].cumsum(1) / count[:150], x[:, 150:] - x[:, 150:].mean(1, keepdim=True)), 1)
+
+
+class RightPadOnly(Linear):
+    """Forgets the mask where padding stands before the text."""
+
+    def mix(self, q, k, v, memory, mask=None):
+        keep = mask if mask is not None and bool(mask[:, 0].all()) else None
+        return super().mix(q, k, v, memory, keep)
+
+
+class WrongMaskInLook(Linear):
+    """Shows weight on padding."""
+
+    def look(self, x, mask=None):  # noqa: ARG002
+        return super().look(x)
+
+
 PLANTED = {
     StateNotCarried: {"recurrence", "resumed state"},
-    PadInADenominator: {"padding"},
+    PadInADenominator: {"padding", "look"},
     CircularFFT: {"causality"},
     FutureInAChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
     WrongCost: {"cost"},
-    StaleCache: {"recurrence", "resumed state"},
+    StaleCache: {"recurrence", "resumed state", "cost"},
     WrongInTheLastChunk: {"forms", "padding", "recurrence", "resumed state", "look"},
     HalfGradient: {"forms", "gradients"},
     ReadsItsNeighbours: {"determinism", "recurrence", "resumed state", "padding", "look"},
     WrongHeads: {"look"},
+    ModuleState: {"cost", "resumed state"},
+    ZeroOutPeeks: {"causality"},
+    BoundaryLeak: {"causality"},
+    BigChunk: {"causality"},
+    RightPadOnly: {"padding", "look"},
+    WrongMaskInLook: {"look"},
 }
 """Each fault and the rules that it breaks."""

@@ -72,6 +72,83 @@ def test_a_padded_fft_passes_where_the_circular_one_fails():
     assert findings["recurrence"] == "undecided"  # it has no state, and is told so
 
 
+class Honest:
+    """Parts that do nothing wrong, written in other ways than ours."""
+
+    class FloatConstants(nn.Module):
+        def forward(self, x):
+            T = x.shape[1]
+            return torch.tril(torch.ones(T, T)) @ x / torch.arange(1, T + 1)[:, None]
+
+    class Complex(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.factor = nn.Parameter(torch.full((width,), 0.5 + 0.5j))
+
+        def forward(self, x):
+            return (x * self.factor).real
+
+    class Frozen(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.mix = nn.Linear(width, width)
+            self.mix.weight.requires_grad_(False)
+
+        def forward(self, x, impl=None):  # noqa: ARG002
+            return self.mix(x)
+
+    class Table(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(block, block))
+
+        def forward(self, x):
+            T = x.shape[1]
+            return self.table[:T, :T].tril() @ x
+
+    class Rest(nn.Module):
+        def forward(self, x, *rest):  # noqa: ARG002
+            return x.relu()
+
+    class Keys(nn.Module):
+        """A cache that grows, in a tuple."""
+
+        def forward(self, x):
+            return self.step(x, self.begin(len(x), x))[0]
+
+        def begin(self, batch, like):
+            return (like.new_zeros(batch, 0, like.shape[-1]),)
+
+        def step(self, x, state):
+            seen = torch.cat((state[0], x), 1)
+            count = torch.arange(seen.shape[1] - x.shape[1] + 1, seen.shape[1] + 1)[:, None]
+            return seen.cumsum(1)[:, -x.shape[1] :] / count, (seen,)
+
+    class Dropping(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.conv, self.drop = nn.Conv1d(width, width, 3), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.drop(self.conv(nn.functional.pad(x.mT, (2, 0))).mT)
+
+
+@pytest.mark.parametrize("name", [name for name, part in vars(Honest).items() if isinstance(part, type)])
+def test_no_honest_part_fails(name):
+    findings = check(getattr(Honest, name), block=65)
+    assert [finding.paragraph() for finding in findings if finding.verdict == "fails"] == []
+
+
+def test_a_part_that_sums_in_float32_is_told_what_the_matter_is():
+    class Narrow(nn.Module):
+        def forward(self, x, impl=None):
+            return (x if impl == "reference" else x.float()).cumsum(1).to(x.dtype)
+
+    found = {finding.name: finding for finding in check(Narrow)}["forms"]
+    assert found.verdict == "fails"
+    assert "usually arithmetic in float32" in found.remedy
+
+
 def test_what_a_part_does_not_offer_is_said():
     undecided = {finding.name: finding.remedy for finding in check(PaddedFFT) if finding.verdict == "undecided"}
     assert set(undecided) == {"forms", "recurrence", "resumed state", "padding", "cost", "look"}

@@ -53,8 +53,9 @@ def test_an_opened_run_decodes_from_its_state_what_it_recomputes(mixer, tmp_path
     assert all(bool(torch.isfinite(weight).all()) for weight in run.model.parameters())
 
 
-def test_a_feature_map_that_turns_negative_ends_a_run_with_its_name(tmp_path):
+def test_a_feature_map_with_negative_values_starts_no_run(tmp_path):
     recipe = recipe_of(tmp_path, OWN)
     (tmp_path / "my.py").write_text("def phi(x):\n    return x\n")
-    with pytest.raises(InputError, match="linear feature my.py:phi returned negative values"):
+    with pytest.raises(InputError, match=r"linear feature my\.py:phi returned negative values"):
         train(recipe, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
