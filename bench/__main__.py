@@ -26,7 +26,10 @@ SECTIONS = (
     "ridge",
     "statespace",
     "speedrun",
+    "transfer",
 )
+ROUNDS = {"transfer": 3}
+"""Where the usual five would take too long."""
 NOISY = 0.1
 """Cores kept busy by others; barriers between two threads then wait for the slower, and small steps suffer most."""
 
@@ -35,7 +38,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("section", nargs="?", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--rounds", type=int, help="how often the contenders alternate, or how many seeds (default 5)")
+    parser.add_argument(
+        "--rounds", type=int, help="how often the contenders alternate, or how many seeds (default 5; transfer 3)"
+    )
     parser.add_argument("--quick", action="store_true", help="two short rounds: only to see that everything runs")
     parser.add_argument("--seconds", type=float, help="of training in the speedrun, instead of the recipe's own budget")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this call here as well")
@@ -66,10 +71,11 @@ def main() -> int:
     """Run what was asked for; 1 if anything failed, 130 after Ctrl-C."""
     chosen = parse()
     quick = chosen.quick
-    settings = Settings(chosen.rounds or (2 if quick else 5), 0.5 if quick else 4.0, quick, chosen.seconds)
     console = Console(width=None if sys.stdout.isatty() else 120)
     results: dict[str, Any] = {}
     for name in SECTIONS if chosen.section == "all" else (chosen.section,):
+        rounds = chosen.rounds or (2 if quick else ROUNDS.get(name, 5))
+        settings = Settings(rounds, 0.5 if quick else 4.0, quick, chosen.seconds)
         facts = machine()
         console.rule(f"{name}, {settings.rounds} rounds")
         start = Busy.now()

@@ -116,8 +116,10 @@ class Model(Section):
     """Of the embedding and of what each branch adds to the stream."""
     tie: bool = True
     """Whether the output head is the embedding."""
-    init: Literal["standard", "quiet"] = "standard"
-    """`standard` is GPT-2's table; `quiet` scales by fan-in and starts every residual output and the head at zero."""
+    init: Literal["standard", "quiet", "mup", "unit"] = "standard"
+    """`standard` is GPT-2's, `quiet` starts blocks and head at zero; with `mup` and `unit` one rate fits all widths."""
+    base_width: int = Field(64, ge=1)
+    """At this width the rates of `mup` and `unit` equal `train.rate`. Keep width / heads fixed when the width grows."""
 
     @property
     def mixers(self) -> tuple[Spec, ...]:

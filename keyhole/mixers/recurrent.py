@@ -105,7 +105,7 @@ class Recurrent(HeadOutput):
         pattern = x_BTW.new_zeros(B, self.heads, T, T)
         moved_BTWW = x_BTW.new_zeros(B, T, W, W)  # d h_t / d (W_x x_s) for every s
         for t in range(T):
-            passed = slope_BTW[:, None, t, :, None] * (self.recur.weight @ moved_BTWW)
+            passed = slope_BTW[:, None, t, :, None] * (self.recur.effective @ moved_BTWW)
             passed[:, t] = torch.diag_embed(slope_BTW[:, t])
             real = real_BT[:, t, None, None, None]
             moved_BTWW = passed * real + moved_BTWW * (1 - real)
@@ -123,4 +123,4 @@ class Recurrent(HeadOutput):
 
     def _states(self, x_BTW: torch.Tensor, h_BW: torch.Tensor, mask_BT: torch.Tensor | None, form) -> torch.Tensor:
         real = torch.ones(x_BTW.shape[:2], dtype=torch.bool, device=x_BTW.device) if mask_BT is None else mask_BT
-        return form(self.drive(x_BTW), self.recur.weight, h_BW, real.unsqueeze(-1))
+        return form(self.drive(x_BTW), self.recur.effective, h_BW, real.unsqueeze(-1))

@@ -1,21 +1,7 @@
-"""Every initial scale, in one table.
+"""First values, drawn at the scales of the one table in `keyhole.model.parameterization`.
 
-A parameter says what it is for (its role); the table says how large it starts. Each parameter draws from a random
-stream of its own name, so that exchanging one part leaves the first values of all others as they were: arms of a study
-are paired.
-
-| role | standard (GPT-2's) | quiet |
-| --- | --- | --- |
-| embedding | .02 | 1 (tied: .02, as it is the head too) |
-| position | .02 | .02 |
-| in (queries, keys, values, up, gate) | .02 | 1 / sqrt(fan-in) |
-| out (ends of residual branches) | .02 / sqrt(2 layers) | 0 |
-| head (untied) | .02 | 0 |
-| gain | 1 | 1 |
-| bias | 0 | 0 |
-
-With `quiet`, every block starts as the identity; an untied head starts at 0, so that the first loss is ln V exactly.
-A user's parameter without a role keeps the value that its own constructor gave it.
+Each parameter draws from a random stream of its own name, so that exchanging one part leaves the first values of all others
+as they were: arms of a study are paired. A user's parameter without a role keeps the value that its constructor gave it.
 """
 
 from __future__ import annotations
@@ -25,16 +11,7 @@ from torch import nn
 
 from keyhole.core.config import Model
 from keyhole.core.seeds import derive
-
-
-def scale(role: str, fan_in: int, model: Model) -> float:
-    """The standard deviation of a parameter's first values (for a gain, the value itself)."""
-    if role in ("gain", "bias"):
-        return 1.0 if role == "gain" else 0.0
-    if model.init == "standard":
-        return 0.02 / (2 * model.layers) ** 0.5 if role == "out" else 0.02
-    quiet = {"embedding": 0.02 if model.tie else 1.0, "position": 0.02, "in": fan_in**-0.5}
-    return quiet.get(role, 0.0)
+from keyhole.model.parameterization import scale
 
 
 @torch.no_grad()
@@ -44,7 +21,8 @@ def initialise(module: nn.Module, model: Model, seed: int) -> None:
         role = getattr(parameter, "role", None)
         if role is None:
             continue
-        size = scale(role, parameter.shape[-1], model)
+        fan_in, fan_out = parameter.shape[-1], parameter.shape[0]
+        size = scale(role, fan_in, model, fan_out=fan_out, multiplier=getattr(parameter, "multiplier", 1.0))
         if role in ("gain", "bias") or size == 0:
             parameter.fill_(size)
         else:

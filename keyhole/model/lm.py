@@ -1,6 +1,8 @@
 """The decoder language model: an embedding, blocks on one residual stream, a final norm and a head.
 
-    x = embed(ids) + position;   x += mixer(norm(x));   x += feed(norm(x));   logits = norm(x) head^T
+    x = embed(ids) + position;   x += mixer(norm(x));   x += feed(norm(x));   logits = m norm(x) head^T
+
+The multiplier m is 1 but where `model.init` is "mup" or "unit".
 
 Legend: B rows, T tokens, W width, V vocabulary.
 """
@@ -18,6 +20,7 @@ from keyhole.core.errors import InputError
 from keyhole.model.guard import rehearse
 from keyhole.model.init import initialise
 from keyhole.model.loss import summed_loss
+from keyhole.model.parameterization import logit_multiplier, set_multipliers
 from keyhole.model.registry import accepts, construct, find, is_builtin
 from keyhole.parts.contract import parameter
 
@@ -63,6 +66,8 @@ class LM(nn.Module):
         self.blocks = nn.ModuleList(Block(model, block, i, self.position, folder) for i in range(model.layers))
         self.norm = construct("norm", model.norm, folder, **facts)
         self.head = self.embedding if model.tie else parameter(vocab, model.width, role="head")
+        self.logit_scale = logit_multiplier(model)
+        set_multipliers(self, model)
 
     def forward(
         self, ids_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, mask_BT: torch.Tensor | None = None
@@ -74,11 +79,11 @@ class LM(nn.Module):
         return summed_loss(hidden.flatten(0, 1), self.head, targets_BT.flatten())
 
     def hidden(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor | None = None) -> torch.Tensor:
-        """The normed residual stream after the last block."""
+        """What the head reads: the normed residual stream after the last block, at the scale of the logits."""
         x_BTW = self.dropout(self._embed(ids_BT, start=0))
         for block in self.blocks:
             x_BTW = block(x_BTW, *(() if mask_BT is None else (mask_BT,)))
-        return self.norm(x_BTW)
+        return self._scaled(self.norm(x_BTW))
 
     def can_step(self) -> bool:
         """Whether decoding may go on from a state: every mixer has one, and no part needs the whole sequence."""
@@ -96,7 +101,10 @@ class LM(nn.Module):
         for block, before in zip(self.blocks, state, strict=True):
             x_BTW, new = block.step(x_BTW, before)
             after.append(new)
-        return self.norm(x_BTW[:, -1]) @ self.head.T, after
+        return self._scaled(self.norm(x_BTW[:, -1])) @ self.head.T, after
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.logit_scale == 1.0 else x * self.logit_scale
 
     def _embed(self, ids_BT: torch.Tensor, start: int) -> torch.Tensor:
         if start + ids_BT.shape[1] > self.block_size:

@@ -1,9 +1,9 @@
 """One token at a time, quickly: the same arithmetic as `LM.step` for one row, without the modules around it.
 
 At batch 1 a small model's step is all overhead: Python's calls, weights read against their layout, gains and scales applied
-to vectors. Here each matrix is stored transposed with its norm's gain and the 1/sqrt(D) of the queries multiplied in, so
-that a layer is a dozen calls. It serves the built-in parts; every other model decodes through `LM.step`, which is also the
-reference that tests hold this equal to.
+to vectors. Here each matrix is stored transposed, with its norm's gain, its own multiplier and the 1/sqrt(D) of the queries
+multiplied in, so that a layer is a dozen calls. It serves the built-in parts; every other model decodes through `LM.step`,
+which is also the reference that tests hold this equal to.
 
 Legend: W width, H heads, G key-value heads, S tokens so far, D head width.
 """
@@ -57,7 +57,7 @@ class QuickStep:
         self.embedding = model.embedding
         self.added, self.turned = _position(model)
         self.layers = [_pack(block, mixer.channels**-0.5) for block in model.blocks]
-        self.head = _folded(model.norm, model.head, None)
+        self.head = _folded(model.norm, model.head * model.logit_scale, None)
 
     def step(self, token: int, state: list[Cache]) -> torch.Tensor:
         """The logits (1, V) after one more token; the caches are written as `LM.step` writes them."""
@@ -134,7 +134,7 @@ def _position(model: LM) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch
 
 def _pack(block: nn.Module, scale: float) -> _Layer:
     mixer: Any = block.mixer
-    matrix, bias = _folded(block.mixer_norm, mixer.qkv.weight, mixer.qkv.bias)
+    matrix, bias = _folded(block.mixer_norm, mixer.qkv.effective, mixer.qkv.bias)
     queries = mixer.split[0]
     matrix[:, :queries] *= scale
     if bias is not None:
@@ -142,7 +142,7 @@ def _pack(block: nn.Module, scale: float) -> _Layer:
     return _Layer(
         (matrix, bias),
         _transposed(mixer.out),
-        _folded(block.feed_norm, block.feed.up.weight, block.feed.up.bias),
+        _folded(block.feed_norm, block.feed.up.effective, block.feed.up.bias),
         _transposed(block.feed.down),
     )
 
@@ -156,4 +156,4 @@ def _folded(norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _transposed(linear: Linear) -> Affine:
-    return linear.weight.T.contiguous(), None if linear.bias is None else linear.bias.unsqueeze(0)
+    return linear.effective.T.contiguous(), None if linear.bias is None else linear.bias.unsqueeze(0)

@@ -34,7 +34,9 @@ def parameter(*shape: int, role: Role) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, its parameters marked with what they are for.
+    """y = m x W^T + b, its parameters marked with what they are for.
+
+    The multiplier m is 1 unless `model.init` is "unit". Who uses W without this module multiplies too: see `effective`.
 
     `stack` says that W is several matrices on top of each other (queries, keys, values), so that an optimizer
     which works on matrices takes them one by one.
@@ -44,6 +46,7 @@ class Linear(nn.Module):
         self, inputs: int, outputs: int, *, role: Role, bias: bool = False, stack: tuple[int, ...] | None = None
     ) -> None:
         super().__init__()
+        self.multiplier = 1.0
         self.weight = parameter(outputs, inputs, role=role)
         if stack:
             self.weight.stack = stack  # type: ignore[attr-defined]
@@ -51,7 +54,21 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the map to the last dimension."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        if self.multiplier == 1.0:
+            return nn.functional.linear(x, self.weight, self.bias)
+        if self.weight.shape[1] <= self.weight.shape[0]:  # the smaller side is multiplied
+            return nn.functional.linear(x * self.multiplier, self.weight, self.bias)
+        return self.finish(nn.functional.linear(x, self.weight))
+
+    def finish(self, y: torch.Tensor) -> torch.Tensor:
+        """m y + b: what is left to do where x W^T was computed elsewhere."""
+        y = y if self.multiplier == 1.0 else y * self.multiplier
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def effective(self) -> torch.Tensor:
+        """m W: the map itself."""
+        return self.weight if self.multiplier == 1.0 else self.weight * self.multiplier
 
     def flops(self, tokens: int) -> int:
         """Two for each weight and token."""

@@ -49,8 +49,7 @@ class ReluSquared(_Feed):
 
     def forward(self, x_BTW: torch.Tensor) -> torch.Tensor:
         """Feed each token."""
-        y_BTW = _SquaredReluThenLinear.apply(self.up(x_BTW), self.down.weight)
-        return y_BTW if self.down.bias is None else y_BTW + self.down.bias
+        return self.down.finish(_SquaredReluThenLinear.apply(self.up(x_BTW), self.down.weight))
 
 
 class Swiglu(_Feed):

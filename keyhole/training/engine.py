@@ -15,10 +15,11 @@ from keyhole.mixers.kernels import choose_kernel
 from keyhole.mixers.softmax import Softmax
 from keyhole.model.lm import LM
 from keyhole.model.loss import IGNORED
-from keyhole.training.optim import build_optimizer
+from keyhole.model.parameterization import rate_multiplier
+from keyhole.training.optim import build_optimizer, rule_of
 from keyhole.training.parallel import ALONE, World
 from keyhole.training.precision import Precision, choose_precision, keep_freed_memory
-from keyhole.training.weights import FlatWeights
+from keyhole.training.weights import FlatWeights, kind_of
 
 if TYPE_CHECKING:
     from keyhole.training.sharded import ShardedWeights
@@ -57,9 +58,9 @@ class Engine:
             _refuse_sharded(train)
             from keyhole.training.sharded import ShardedWeights
 
-            self.weights = ShardedWeights(self.model, self.precision.dtype)
+            self.weights = ShardedWeights(self.model, self.precision.dtype, self._relative_rate)
         else:
-            self.weights = FlatWeights(self.model, self.precision.dtype)
+            self.weights = FlatWeights(self.model, self.precision.dtype, self._relative_rate)
         self.optimizer = build_optimizer(train.optimizer, train.rate, self.weights.groups, self.precision.dtype)
         self.weights.compute.train()
         self.network: nn.Module = world.wrap(self.weights.compute, sharded=train.parallel == "fsdp")
@@ -89,6 +90,10 @@ class Engine:
             self.optimizer.step(factor)
             self.weights.refresh()
         return done
+
+    def _relative_rate(self, parameter: nn.Parameter) -> float:
+        rule = rule_of(self.train.optimizer.name, kind_of(parameter))
+        return rate_multiplier(parameter, self.model.config, rule)
 
     def kernel(self, tokens: int) -> str | None:
         """Which attention kernel trains this model, and why; None where there is no softmax attention."""

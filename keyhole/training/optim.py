@@ -16,8 +16,10 @@ from torch import nn
 
 from keyhole.core.config import Spec
 from keyhole.core.errors import InputError, nearest
+from keyhole.model.parameterization import Rule
 
 # Options and their defaults. `decay` is decoupled (AdamW's way); in sgd, adagrad and adam torch adds it to the gradient.
+# Either way it is multiplied by the rate of its group.
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9, "nesterov": False, "decay": 0.0},
     "adagrad": {"eps": 1e-10, "decay": 0.0},
@@ -37,6 +39,13 @@ class Group:
     matrices: Callable[[torch.Tensor], list[torch.Tensor]]
     decays: bool
     multiplier: float = 1.0
+
+
+def rule_of(name: str, kind: str) -> Rule:
+    """How far a step of an optimizer moves parameters of a kind, on which their relative rates depend."""
+    if name in ("sgd", "muon"):
+        return "sgd" if name == "sgd" else "muon" if kind == "matrix" else "adam"
+    return "adam"  # adagrad and sign descent too move each weight by about the rate
 
 
 class Optimizer:

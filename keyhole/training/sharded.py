@@ -10,14 +10,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from keyhole.training.optim import Group
-from keyhole.training.weights import kind_of
+from keyhole.training.weights import Relative, own_rate, treated_alike
 
 
 class ShardedWeights:
     """A model whose parameters are shared out over the processes, a block at a time."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        kinds = {name: kind_of(parameter) for name, parameter in model.named_parameters()}
+    def __init__(self, model: nn.Module, dtype: torch.dtype, relative: Relative = own_rate) -> None:
+        # Before sharding replaces the parameters, and with them what they say of themselves.
+        alike = treated_alike(model, relative)
         lower = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         policy = MixedPrecisionPolicy() if dtype == torch.float32 else lower
         common = _in_several_places(model)
@@ -26,10 +27,11 @@ class ShardedWeights:
         fully_shard(model, mp_policy=policy)
         self.compute = model
         self._parameters = list(model.parameters())
-        self.groups = []
-        for kind in ("matrix", "table", "vector"):
-            alike = [parameter for name, parameter in model.named_parameters() if kinds[name] == kind]
-            self.groups.append(Group(kind, alike, lambda flat: [flat], decays=kind != "vector"))
+        shares = dict(model.named_parameters())
+        self.groups = [
+            Group(kind, [shares[name] for name in names], lambda flat: [flat], kind != "vector", multiplier)
+            for (kind, multiplier), names in alike.items()
+        ]
 
     def zero_grad(self) -> None:
         """Forget the gradient."""

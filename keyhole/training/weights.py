@@ -1,18 +1,26 @@
 """Where a run's weights lie: in one flat float32 buffer, arranged so that whatever is treated alike lies side by side.
 
-An optimizer then takes three tensors instead of a hundred, clipping is one norm, and the copy that the model computes with
-in bfloat16 is refreshed by one conversion. Every parameter is a view into the buffer, so nothing is ever copied back.
+An optimizer then takes three tensors instead of a hundred (a few more where relative rates differ), clipping is one norm,
+and the copy that the model computes with in bfloat16 is refreshed by one conversion. Every parameter is a view into the
+buffer, so nothing is ever copied back.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from keyhole.training.optim import Group
+
+Relative = Callable[[nn.Parameter], float]
+"""By what a parameter multiplies the recipe's rate."""
+
+
+KINDS = ("matrix", "table", "vector")
 
 
 def kind_of(parameter: nn.Parameter) -> str:
@@ -23,25 +31,31 @@ def kind_of(parameter: nn.Parameter) -> str:
     return "matrix" if parameter.ndim == 2 and role != "gain" else "vector"
 
 
-def by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """A model's parameters by kind, shared ones once, in a fixed order."""
-    kinds: dict[str, list[nn.Parameter]] = defaultdict(list)
-    for parameter in model.parameters():
-        kinds[kind_of(parameter)].append(parameter)
-    return {kind: kinds[kind] for kind in ("matrix", "table", "vector") if kind in kinds}
+def own_rate(parameter: nn.Parameter) -> float:  # noqa: ARG001
+    """The recipe's rate as it is."""
+    return 1.0
+
+
+def treated_alike(model: nn.Module, relative: Relative) -> dict[tuple[str, float], list[str]]:
+    """The names of a model's parameters by kind and relative rate, shared ones once, in a fixed order."""
+    alike: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        alike[kind_of(parameter), relative(parameter)].append(name)
+    return {key: alike[key] for kind in KINDS for key in alike if key[0] == kind}
 
 
 class FlatWeights:
     """Master weights and gradients of a model in flat buffers, and the model that computes with them."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        kinds = by_kind(model)
-        ordered = [parameter for parameters in kinds.values() for parameter in parameters]
+    def __init__(self, model: nn.Module, dtype: torch.dtype, relative: Relative = own_rate) -> None:
+        named = dict(model.named_parameters())
+        alike = {key: [named[name] for name in names] for key, names in treated_alike(model, relative).items()}
+        ordered = [parameter for parameters in alike.values() for parameter in parameters]
         device = ordered[0].device
         size = sum(parameter.numel() for parameter in ordered)
         self.master = torch.empty(size, device=device)
         self.grad = torch.zeros(size, device=device)
-        self.groups = self._lay_out(kinds)
+        self.groups = self._lay_out(alike)
         self.compute, self._low = model, None
         self._computing = ordered
         if dtype != torch.float32:
@@ -88,9 +102,9 @@ class FlatWeights:
             self._low.copy_(self.master)
 
     @torch.no_grad()
-    def _lay_out(self, kinds: dict[str, list[nn.Parameter]]) -> list[Group]:
+    def _lay_out(self, alike: dict[tuple[str, float], list[nn.Parameter]]) -> list[Group]:
         groups, offset = [], 0
-        for kind, parameters in kinds.items():
+        for (kind, multiplier), parameters in alike.items():
             size = sum(parameter.numel() for parameter in parameters)
             part = self.master[offset : offset + size]
             for parameter, view in zip(parameters, _views(part, parameters), strict=True):
@@ -98,7 +112,7 @@ class FlatWeights:
                 parameter.data = view
             flat = nn.Parameter(part)
             flat.grad = self.grad[offset : offset + size]
-            groups.append(Group(kind, [flat], _matrix_views(parameters), decays=kind != "vector"))
+            groups.append(Group(kind, [flat], _matrix_views(parameters), kind != "vector", multiplier))
             offset += size
         return groups
 

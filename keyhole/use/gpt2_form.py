@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from keyhole.mixers.softmax import Softmax
 from keyhole.model.lm import LM
+from keyhole.parts.contract import Linear
 from keyhole.parts.feed import Gelu, ReluSquared
 from keyhole.parts.merge import Concat
 from keyhole.parts.norm import LayerNorm
@@ -117,7 +118,7 @@ def gpt2_config(model: LM, tokenizer: Tokenizer) -> dict[str, Any]:
 @torch.no_grad()
 def gpt2_tensors(model: LM) -> dict[str, torch.Tensor]:
     """The tensors of a model that lacks nothing, under GPT-2's names; a bias that we do without is zero there."""
-    ours = named_tensors(model)
+    ours = named_tensors(model) | _without_multipliers(model)
     # Whatever our position adds to nothing is GPT-2's table: trained vectors, waves or zeros.
     ours["position.weight"] = model.position.add(torch.zeros(1, model.block_size, model.config.width), 0)[0]
     found = {}
@@ -128,6 +129,15 @@ def gpt2_tensors(model: LM) -> dict[str, torch.Tensor]:
             found[theirs] = torch.zeros(beside.shape[0])
         else:
             found[theirs] = turn(theirs, ours[name].detach())
+    return found
+
+
+def _without_multipliers(model: LM) -> dict[str, torch.Tensor]:
+    """The tensors that a model multiplies, times their multipliers: that of the logits goes into the last norm."""
+    found = {f"{name}.weight": part.effective for name, part in model.named_modules() if isinstance(part, Linear)}
+    if model.logit_scale != 1.0:
+        last = model.norm.named_parameters(prefix="norm")
+        found |= {name: parameter * model.logit_scale for name, parameter in last}
     return found
 
 

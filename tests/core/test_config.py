@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keyhole.core.config import Recipe, Spec, parse_setting
 from keyhole.core.errors import InputError
 
-MODEL_KEYS = "dropout, feed, heads, init, kv_heads, layers, merge, mixer, norm, position, tie, width"
+MODEL_KEYS = "base_width, dropout, feed, heads, init, kv_heads, layers, merge, mixer, norm, position, tie, width"
 
 
 def refusal(values) -> str:
@@ -20,7 +20,7 @@ def refusal(values) -> str:
 
 REFUSED = {
     "a near miss of a key": (
-        {"model": {"widht": 3}}, f"unknown key 'model.widht'; did you mean 'width'? (allowed: {MODEL_KEYS})",
+        {"model": {"widht": 3}}, "unknown key 'model.widht'; did you mean 'width'?",
     ),
     "a key like no other": ({"model": {"zzzz": 3}}, f"unknown key 'model.zzzz' (allowed: {MODEL_KEYS})"),
     "a near miss of a section": (
@@ -153,7 +153,7 @@ def test_the_written_recipe_holds_every_default():
 
 def test_the_hash_of_the_empty_recipe_is_what_it_always_was():
     """A changed default changes what an old recipe means. If that is wanted, pin the new hash and say so in LOG.md."""
-    assert Recipe().hash == "c730c936257c"
+    assert Recipe().hash == "0d9c96121c71"
     assert Recipe.parse({"model": {}, "train": {"batch": 12}}).hash == Recipe().hash
 
 

@@ -9,7 +9,7 @@ from keyhole.mixers.flops import measure
 from keyhole.model.count import count, flops
 from keyhole.model.decode import Decoder
 from keyhole.model.lm import build
-from keyhole.training.weights import by_kind
+from keyhole.training.weights import own_rate, treated_alike
 
 VARIANTS = [
     {"name": "statespace", "structure": structure, "inputs": inputs, "state": 3}
@@ -50,8 +50,7 @@ def test_flops_and_parameters_of_the_model_are_counted_exactly(mixer):
 @pytest.mark.parametrize("mixer", VARIANTS, ids=str)
 def test_optimizers_take_only_the_projections_for_matrices(mixer):
     model = build(small({"model.mixer": mixer}), VOCAB)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices = [names[id(parameter)] for parameter in by_kind(model)["matrix"]]
+    matrices = treated_alike(model, own_rate)["matrix", 1.0]
     assert [name for name in matrices if name.startswith("blocks.0.mixer")] == [
         "blocks.0.mixer.into.weight",
         "blocks.0.mixer.out.weight",

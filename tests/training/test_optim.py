@@ -8,7 +8,7 @@ from keyhole.core.config import Spec
 from keyhole.core.errors import InputError
 from keyhole.model.lm import build
 from keyhole.training.optim import QUINTIC, Group, build_optimizer, newton_schulz
-from keyhole.training.weights import FlatWeights, kind_of
+from keyhole.training.weights import FlatWeights, kind_of, own_rate
 
 RATE, STEPS = 0.05, 5
 B1, B2, EPS = 0.9, 0.95, 1e-8
@@ -166,15 +166,26 @@ def model_of(tmp_path, **changes):
     return build(tiny(tmp_path, model_layers=2, model_norm={"name": "layer", "bias": True}, **changes), vocab=11)
 
 
+def by_role(parameter):
+    """Relative rates that differ within each kind."""
+    return {"out": 0.25, "position": 3.0, "bias": 0.5}.get(parameter.role, 1.0)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw", "sign", "muon"])
-@pytest.mark.parametrize("kv_heads", [None, 1])
-def test_flat_weights_move_as_each_parameter_by_itself_would(tmp_path, name, kv_heads):
+@pytest.mark.parametrize(("kv_heads", "relative"), [(None, own_rate), (1, own_rate), (1, by_role)])
+def test_flat_weights_move_as_each_parameter_by_itself_would(tmp_path, name, kv_heads, relative):
     changes = {"model_tie": False, "model_width": 16, "model_heads": 4} | ({"model_kv_heads": kv_heads} if kv_heads else {})
     flat, apart = model_of(tmp_path, **changes), model_of(tmp_path, **changes)
-    weights = FlatWeights(flat, torch.float32)
+    weights = FlatWeights(flat, torch.float32, relative)
     one = build_optimizer(Spec(name=name), RATE, weights.groups)
     groups = [
-        Group(kind_of(p), [p], lambda x, p=p: list(x.split(getattr(p, "stack", x.shape[0]))), decays=kind_of(p) != "vector")
+        Group(
+            kind_of(p),
+            [p],
+            lambda x, p=p: list(x.split(getattr(p, "stack", x.shape[0]))),
+            kind_of(p) != "vector",
+            relative(p),
+        )
         for p in apart.parameters()
     ]
     other = build_optimizer(Spec(name=name), RATE, groups)
@@ -221,6 +232,34 @@ def test_matrices_tables_and_vectors_are_told_apart_by_their_role(tmp_path):
     assert {key for key, kind in kinds.items() if kind == "matrix"} == {
         key for key in kinds if (key.endswith(".weight") and ".mixer." in key) or ".feed." in key
     }
+
+
+def test_what_is_treated_alike_lies_side_by_side(tmp_path):
+    """Matrices, tables, vectors; in a kind those of one relative rate; in the order of the model; no gap, no overlap."""
+    changes = {"model_tie": False, "model_mixer": {"name": "softmax", "bias": True}}
+    for relative, expected in (
+        (own_rate, [("matrix", 1.0), ("table", 1.0), ("vector", 1.0)]),
+        (by_role, [("matrix", 1.0), ("matrix", 0.25), ("table", 1.0), ("table", 3.0), ("vector", 1.0), ("vector", 0.5)]),
+    ):
+        model = model_of(tmp_path, **changes)
+        weights = FlatWeights(model, torch.float32, relative)
+        assert [(group.kind, group.multiplier) for group in weights.groups] == expected
+        assert torch.equal(torch.cat([group.tensors[0] for group in weights.groups]), weights.master)
+        for group in weights.groups:
+            alike = [p for p in model.parameters() if (kind_of(p), relative(p)) == (group.kind, group.multiplier)]
+            assert torch.equal(torch.cat([p.flatten() for p in alike]), group.tensors[0])
+            assert alike[0].data_ptr() == group.tensors[0].data_ptr()
+
+
+def test_decoupled_decay_is_multiplied_by_the_rate_of_its_group():
+    """As in torch: a matrix whose rate is a quarter decays a quarter as fast."""
+    for name in ("adamw", "sign", "muon"):
+        parameter = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+        group = Group("matrix", [parameter], lambda flat: [flat], decays=True, multiplier=0.25)
+        optimizer = build_optimizer(Spec(name=name, options={"decay": 0.5}), RATE, [group], torch.float64)
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step(1.0)
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1 - 0.25 * RATE * 0.5))
 
 
 def test_muon_trains_the_rest_with_adamw_at_its_own_rate():

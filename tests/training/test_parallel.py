@@ -26,6 +26,9 @@ RUNS = {
     "fsdp, padded rows, accumulated": values(
         train_batch=8, train_accumulate=2, data_rows="lines", data_block=48, train_parallel="fsdp"
     ),
+    "fsdp, unit": values(
+        train_batch=8, train_parallel="fsdp", train_optimizer="sgd", model_init="unit", model_base_width=4
+    ),
     "fsdp, rope, untied, two layers": values(
         train_batch=8, train_parallel="fsdp", model_layers=2, model_tie=False, model_position="rope"
     ),

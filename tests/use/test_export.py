@@ -47,6 +47,8 @@ VARIANTS = {
     "dropout": {"model.dropout": 0.2},
     "kv_heads spelled out": {"model.kv_heads": 2},
     "quiet": {"model.init": "quiet"},
+    "mup": {"model.init": "mup", "model.base_width": 8},
+    "mup, biases, untied": {**BIASED, "model.init": "mup", "model.base_width": 8, "model.tie": False},
 }
 
 
@@ -65,6 +67,19 @@ def test_transformers_computes_our_logits_and_so_does_the_imported_run(changes, 
     export_run(back, tmp_path / "again")
     for name in GPT2_FILES:
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("feed", "tie"), [("gelu", True), ("relu-squared", False)])
+def test_multipliers_are_folded_into_the_weights_that_gpt2_has(feed, tie, new_run, tmp_path):
+    run = new_run({**BIASED, "model.init": "unit", "model.feed": {"name": feed, "bias": True}, "model.tie": tie})
+    exported = export_run(run, tmp_path / "hf")
+    assert exported.form == "gpt2"
+    ours, theirs = ours_and_theirs(run, tmp_path / "hf")
+    assert ours.std() > 0.001
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * ours.abs().max().item())
+    no_multipliers = run.model
+    no_multipliers.logit_scale *= 1.01
+    assert (no_multipliers(some_ids(run.tokenizer.vocab)) - theirs).abs().max() > 1e-3 * ours.abs().max()
 
 
 TOKENIZERS = [
