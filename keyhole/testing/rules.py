@@ -97,7 +97,7 @@ def shapes(tested: Subject) -> Measured:
 
 @torch.no_grad()
 def causal(tested: Subject) -> Measured:
-    """How much earlier results move when later tokens change. Also that later ones do: otherwise nothing was tested."""
+    """How much earlier results move when later tokens change or are left out. Also that later ones do move."""
     part, worst = tested.make(), Worst()
     moved, written = 0.0, 0.0
     for tokens in tested.lengths:
@@ -112,6 +112,9 @@ def causal(tested: Subject) -> Measured:
             if place:
                 change = float((after[:, :place] - y[:, :place]).abs().max())
                 worst.note(change / size, f"{tokens} tokens, those from {place} on changed")
+        for place in sorted({1, tokens // 2, tokens - 1} - {0}):
+            # What knows how long the whole text is changes nothing when later tokens change, but when they are not there.
+            worst.see(part(x[:, :place]), y[:, :place], f"{tokens} tokens, those from {place} on left out")
     still = moved == 0 and written > 0
     return Measured(1.0, "nothing moved at all: the part does not read its input") if still else worst.measured()
 

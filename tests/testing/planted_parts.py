@@ -153,6 +153,13 @@ class BigChunk(nn.Module):
         return torch.cat((x[:, :150].cumsum(1) / count[:150], x[:, 150:] - x[:, 150:].mean(1, keepdim=True)), 1)
 
 
+class KnowsTheLength(nn.Module):
+    """Divides by how long the whole text is."""
+
+    def forward(self, x):
+        return x.cumsum(1) / x.shape[1]
+
+
 class RightPadOnly(Linear):
     """Forgets the mask where padding stands before the text."""
 
@@ -183,6 +190,7 @@ PLANTED = {
     ZeroOutPeeks: {"causality"},
     BoundaryLeak: {"causality"},
     BigChunk: {"causality"},
+    KnowsTheLength: {"causality"},
     RightPadOnly: {"padding", "look"},
     WrongMaskInLook: {"look"},
 }
