@@ -182,7 +182,7 @@ PLANTED = {
     FutureInAChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
     WrongCost: {"cost"},
     StaleCache: {"recurrence", "resumed state", "cost"},
-    WrongInTheLastChunk: {"forms", "padding", "recurrence", "resumed state", "look"},
+    WrongInTheLastChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
     HalfGradient: {"forms", "gradients"},
     ReadsItsNeighbours: {"determinism", "recurrence", "resumed state", "padding", "look"},
     WrongHeads: {"look"},
