@@ -39,6 +39,7 @@ class Average(HeadOutput):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens."""
+        self.check_state(state, x_BTW)
         o, *memory = _mean(self.split_heads(self.value(x_BTW)), None, *state.memory)
         y, merge = self.join(o, state.merge)
         return y, State(tuple(memory), state.length + x_BTW.shape[1], merge)

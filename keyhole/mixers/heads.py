@@ -40,6 +40,7 @@ class HeadOutput(nn.Module):
         for name, module in (projections or {}).items():  # parameters stand in the order in which they are used
             self.add_module(name, module)
         self.merge = merge
+        self._kept: list[torch.Size] | None = None
         self.out = Linear(width, width, role="out", bias=bias)
 
     def join(self, o_BHTD: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
@@ -65,6 +66,22 @@ class HeadOutput(nn.Module):
         parts = (getattr(self, "position", None), self.merge)
         shared = {id(p) for part in parts if part is not None for p in part.parameters()}
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in shared)
+
+    def check_state(self, state: Any, x_BTW: torch.Tensor) -> None:
+        """Refuse a state of another mixer, another size or another batch, which would decode nonsense or fail unclearly."""
+        if self._kept is None:
+            self._kept = [x.shape for x in self.begin(1, self.out.weight).memory]
+        memory = state.memory if type(state) is State else ()
+        if len(memory) == len(self._kept):
+            same = (x.shape[-2:] == kept[-2:] or x.ndim == 2 for x, kept in zip(memory, self._kept, strict=True))
+            held = (x.numel() == len(x_BTW) * kept.numel() for x, kept in zip(memory, self._kept, strict=True))
+            if all(same) and all(held):
+                return
+        name, given = type(self).__name__.lower(), _shapes([x.shape for x in memory]) or type(state).__name__
+        raise InputError(
+            f"this state is of another model: {name} keeps {_shapes(self._kept)} for a row and has {len(x_BTW)}, "
+            f"and was given {given}; begin(batch, like) makes one"
+        )
 
     def merge_state_bytes(self) -> int:
         """What the merge keeps for one row."""
@@ -117,6 +134,10 @@ class HeadMixer(HeadOutput):
     def projection_flops(self, tokens: int) -> int:
         """The projections in and out."""
         return self.qkv.flops(tokens) + self.out.flops(tokens)
+
+
+def _shapes(shapes: list[torch.Size]) -> str:
+    return ", ".join(str(tuple(shape)) for shape in shapes)
 
 
 @dataclass

@@ -92,6 +92,7 @@ class Recurrent(HeadOutput):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens."""
+        self.check_state(state, x_BTW)
         h_BTW = self._states(x_BTW, state.memory[0], None, _States.apply)
         y, merge = self.join(self.split_heads(h_BTW), state.merge)
         return y, State((h_BTW[:, -1].clone(),), state.length + x_BTW.shape[1], merge)

@@ -230,6 +230,7 @@ class Ridge(WeightedMixer):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """One token by Sherman and Morrison, several by chunks; P is made anew from H now and then."""
+        self.check_state(state, x_BTW)
         q, k, v = self.project(x_BTW, state.length)
         after = state.length + x_BTW.shape[1]
         if x_BTW.shape[1] == 1:

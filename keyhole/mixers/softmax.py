@@ -127,6 +127,10 @@ class Softmax(HeadMixer):
 
     def step(self, x_BTW: torch.Tensor, state: Cache) -> tuple[torch.Tensor, Cache]:
         """Read the next tokens, with all earlier ones in the cache."""
+        if type(state) is not Cache or state.both_2BGSD.shape[1:] != (len(x_BTW), self.groups, self.block, self.channels):
+            given = tuple(state.both_2BGSD.shape[1:]) if type(state) is Cache else type(state).__name__
+            wanted = (len(x_BTW), self.groups, self.block, self.channels)
+            raise InputError(f"this state is of another model: softmax keeps keys {wanted}, and was given {given}")
         start, stop = state.length, state.length + x_BTW.shape[1]
         q, k, v = self.project(x_BTW, start)
         new, seen = state.both_2BGSD[..., start:stop, :], state.both_2BGSD[..., :stop, :]

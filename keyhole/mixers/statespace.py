@@ -71,6 +71,7 @@ class StateSpace(HeadOutput):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens by the recurrence."""
+        self.check_state(state, x_BTW)
         u_BTW = self.into(x_BTW)
         y_BGDT, x_BGN = self.system.steps(state.memory[0], self._systems(u_BTW))
         y, merge = self.join(self._heads(y_BGDT, u_BTW), state.merge)

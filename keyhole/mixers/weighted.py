@@ -58,6 +58,7 @@ class WeightedMixer(HeadMixer, ABC):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens."""
+        self.check_state(state, x_BTW)
         q, k, v = self.project(x_BTW, state.length)
         o, memory = self.mix(q, k, v, state.memory)
         y, merge = self.join(o, state.merge)

@@ -88,6 +88,7 @@ class Window(HeadMixer):
 
     def step(self, x_BTW: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Read the next tokens, with the last w - 1 before them in the state."""
+        self.check_state(state, x_BTW)
         q, k, v = self.project(x_BTW, state.length)
         o, both = self._mix(q, k, v, state, None)
         y, merge = self.join(o, state.merge)

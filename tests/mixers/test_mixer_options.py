@@ -141,6 +141,23 @@ def test_a_form_that_there_is_not_is_an_error_and_never_the_default(name):
         make_mixer(name)(normal(1, 3, WIDTH), impl="refrence")
 
 
+@pytest.mark.parametrize("other", [*KINDS, "narrower", "another batch", "nothing"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_of_another_model_is_refused(name, other):
+    mixer, x = make_mixer(name), normal(2, 3, WIDTH)
+    if other == "narrower":
+        state = KINDS[name](12, 2, 2048).double().begin(2, x)
+    else:
+        state = (
+            None if other == "nothing" else make_mixer(name if "batch" in other else other).begin(3 - (other in KINDS), x)
+        )
+    if other == name:
+        assert mixer.step(x, state)[0].isfinite().all()
+        return
+    with pytest.raises(InputError, match=f"this state is of another model: {name} keeps "):
+        mixer.step(x, state)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_state_holds_no_more_memory_after_a_long_prompt(name):
     mixer, x = make_mixer(name), normal(1, 500, WIDTH)
