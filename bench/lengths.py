@@ -7,6 +7,7 @@ is ours.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from bench.workers import ROOT
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DENSE_AT_MOST = 8192
 """Beyond, the definition's matrices of scores do not fit beside one another."""
+FROM = 1024
+"""Shorter texts take less memory than what any process takes and gives back."""
 LEVEL = ("linear", "polynomial", "ridge", "statespace")
 """Whose cost a token must not grow."""
 PICTURES = ROOT / "docs" / "mixers"
@@ -75,19 +78,24 @@ def _conclusions(figures: Figures) -> Table:
         table.rows.append((f"{name}: cost a token at {long:,} / at {short:,}", f"{ratio:.2f}", "at most 1.3", met))
     dense, linear = (figures[name][long]["seconds"] for name in ("softmax, dense", "linear"))
     table.rows.append((f"dense softmax / linear at {long:,}", f"{dense / linear:.1f}", "5", verdict(dense / linear, 5)))
-    longest = max(figures["linear"])
     for name, row in figures.items():
-        if "softmax" in name:
-            continue
-        growth = row[longest]["mb"] / max(1.0, row[longest // 4]["mb"]) if longest // 4 in row else None
-        shown = "-" if growth is None else f"{growth:.2f}"
-        met = verdict(growth, 4.4, at_most=True)
-        table.rows.append((f"{name}: memory at {longest:,} / at {longest // 4:,}", shown, "at most 4.4", met))
+        power = _growth({T: one["mb"] for T, one in row.items() if T >= FROM})
+        target = ("-", "-") if "dense" in name else ("at most 1.1", verdict(power, 1.1, at_most=True))
+        table.rows.append((f"{name}: memory grows as T^p, p", "-" if power is None else f"{power:.2f}", *target))
     for name in [name for name in figures if "softmax" not in name]:
         for other in ("softmax, dense", "softmax"):
             shown = _crossover(figures[name], figures[other])
             table.rows.append((f"{name}: quicker than {other} from", shown, "-", "-"))
     return table
+
+
+def _growth(mb: dict[int, float]) -> float | None:
+    """p of the power law that fits best, by least squares of logarithms; None with fewer than three lengths."""
+    if len(mb) < 3:
+        return None
+    return statistics.linear_regression(
+        [math.log(T) for T in mb], [math.log(max(1.0, value)) for value in mb.values()]
+    ).slope
 
 
 def _crossover(row: dict[int, dict[str, float]], other: dict[int, dict[str, float]]) -> str:
@@ -121,15 +129,19 @@ def draw(figures: Figures, folder: Path) -> list[Path]:
 
 
 def _chart(altair: Any, rows: list[dict[str, Any]], names: list[str], key: str, title: str) -> Any:
-    logarithmic = altair.Scale(type="log")
+    logarithmic = altair.Scale(type="log", nice=False, padding=8)
     lengths = sorted({row["tokens"] for row in rows})
+    ours = [name for name in names if "softmax" not in name]
+    grey = ["#bbbbbb", "#777777"]
+    palette = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#b279a2", "#9d755d", "#eeca3b"]
+    colours = altair.Scale(domain=[*names[:2], *ours], range=[*grey, *palette[: len(ours)]])
     return (
         altair.Chart(altair.Data(values=rows))
         .mark_line(point=True)
         .encode(
             x=altair.X("tokens:Q", scale=logarithmic, title="tokens", axis=altair.Axis(values=lengths, format="d")),
             y=altair.Y(f"{key}:Q", scale=logarithmic, title=title, axis=altair.Axis(tickCount=6, format="~g")),
-            color=altair.Color("mixer:N", sort=names, title=None),
+            color=altair.Color("mixer:N", scale=colours, title=None),
         )
         .properties(width=300, height=240)
     )

@@ -78,3 +78,23 @@ def test_constraints_pin_what_the_project_depends_on():
     pins = {re.split(r"[=<>]", line)[0] for line in lines if line[:1].isalpha()}
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[=<>]", need)[0] for need in needs} <= pins
+
+
+PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "LOG.md"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere_and_nothing_waits_to_be_filled_in(path):
+    text = path.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert re.findall(r"@[A-Z][A-Z0-9_]*(?: \w+)?@|TODO|TBD", text) == []
+
+
+def test_a_dead_link_and_a_gap_are_seen(tmp_path):
+    """The control."""
+    page = tmp_path / "page.md"
+    for text in ("[gone](gone.md)", "it took @SECONDS@ s", "@ROW linear@", "TODO"):
+        page.write_text(text)
+        with pytest.raises((AssertionError, ValueError)):
+            test_every_link_leads_somewhere_and_nothing_waits_to_be_filled_in(page)
