@@ -270,7 +270,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise InputError(f"--set takes section.key=value, not {text!r}; for example --set train.steps=100")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if value.strip()[:1] in ("[", "{"):
+            hint = 'names want quotes: \'model.mixer=["linear", "softmax"]\''
+            raise InputError(f"--set {key.strip()}: {value.strip()} is not TOML ({error}); {hint}") from None
         return key.strip(), value.strip()
 
 

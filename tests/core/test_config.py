@@ -236,3 +236,9 @@ def test_a_setting_is_toml_or_else_plain_text(text, expected):
 def test_a_setting_needs_an_equals_sign():
     with pytest.raises(InputError, match=r"--set takes section.key=value, not 'train.steps'; for example --set"):
         parse_setting("train.steps")
+
+
+@pytest.mark.parametrize("text", ["model.mixer=[linear,softmax]", "model.mixer={name=ridge}"])
+def test_a_list_or_table_without_quotes_is_told_so_and_is_no_name(text):
+    with pytest.raises(InputError, match="is not TOML .* names want quotes"):
+        parse_setting(text)
