@@ -240,5 +240,5 @@ def test_a_setting_needs_an_equals_sign():
 
 @pytest.mark.parametrize("text", ["model.mixer=[linear,softmax]", "model.mixer={name=ridge}"])
 def test_a_list_or_table_without_quotes_is_told_so_and_is_no_name(text):
-    with pytest.raises(InputError, match="is not TOML .* names want quotes"):
+    with pytest.raises(InputError, match=r"is not TOML .* names want quotes"):
         parse_setting(text)
