@@ -42,7 +42,9 @@ def test_the_reference_of_recipe_keys_is_the_code_s_own():
 def test_python_snippets_run(name, code, tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, name, "exec"), {"__name__": "snippet"})
+    names: dict[str, object] = {"__name__": "snippet"}
+    exec(compile(code, name, "exec"), names)
+    assert len(names) > 2, "it defined and imported nothing"  # the second are the builtins
 
 
 def test_the_user_s_part_of_the_documentation_trains(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from model_helpers import VOCAB, small
 
 from keyhole.core.errors import InputError
@@ -145,7 +146,8 @@ def test_an_option_that_is_wrong(changes, sentence, refusal):
 @pytest.mark.parametrize("options", [{"factor": 2}, {"extra": [1, 2]}, {"extra": "x"}, {"times": 3, "on": False}])
 def test_options_of_the_right_type_are_taken(options, tmp_path):
     (tmp_path / "right.py").write_text(RIGHT)
-    build(small({"model.feed": {"name": "right.py:Half", **options}}, tmp_path), VOCAB)
+    model = build(small({"model.feed": {"name": "right.py:Half", **options}}, tmp_path), VOCAB)
+    assert type(model.blocks[0].feed.part).__name__ == "Half"
 
 
 SHAPES = {"mixer": "(2, 16, 16)", "norm": "(2, 16, 16)", "feed": "(2, 16, 16)", "merge": "(2, 16, 4, 4)",
@@ -224,7 +226,8 @@ def test_what_a_mixer_cannot_take_is_not_given_to_it_in_silence(changes, sentenc
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "none", "right.py:Adding", "right.py:Whole"])
 def test_every_position_that_adds_goes_with_the_least_mixer(position, tmp_path):
     (tmp_path / "right.py").write_text(RIGHT)
-    build(small({"model.mixer": "right.py:Mine", "model.position": position}, tmp_path), VOCAB)
+    model = build(small({"model.mixer": "right.py:Mine", "model.position": position}, tmp_path), VOCAB)
+    assert model(torch.zeros(1, 3, dtype=torch.long)).shape == (1, 3, VOCAB)
 
 
 def test_a_refusal_of_our_own_part_reaches_the_user_as_it_is(refusal):
