@@ -8,7 +8,7 @@ from model_helpers import VOCAB, shaken, small, some_ids
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError
-from keyhole.model.count import count
+from keyhole.model.count import count, flops
 from keyhole.model.decode import generate
 from keyhole.model.lm import build
 from keyhole.model.registry import CATALOGUE
@@ -112,3 +112,15 @@ def test_all_combinations_that_make_sense_work(mixer, position, merge):
         torch.testing.assert_close(stepped, logits[:, -1], rtol=0, atol=1e-9)
     else:
         assert merge == "reweight"
+
+
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
+def test_flops_are_known_without_building_the_model(mixer):
+    recipe = small({"model.mixer": mixer})
+    assert flops(recipe.model, VOCAB, 16) * 16 == count(build(recipe, VOCAB), 16).flops
+
+
+def test_flops_of_a_feature_map_of_the_user_s_are_known_too(tmp_path):
+    (tmp_path / "my.py").write_text("import torch\ndef phi(x):\n    return torch.cat((x.relu(), (-x).relu()), -1)\n")
+    recipe = small({"model.mixer": {"name": "linear", "feature": "my.py:phi"}}, tmp_path)
+    assert flops(recipe.model, VOCAB, 16, tmp_path) * 16 == count(build(recipe, VOCAB), 16).flops
