@@ -107,7 +107,7 @@ class Model(Section):
     position: PartSpec = Spec(name="learned")
     """How a token knows its place: `learned`, `sinusoidal`, `rope`, `alibi`, `none`."""
     merge: PartSpec = Spec(name="concat")
-    """How heads join: `concat`, `shuffle`, `shift`, `reweight-running`, and the dishonest `reweight`."""
+    """How heads join: `concat`, `shuffle`, `shift`, `reweight-running`, `talking`, and the dishonest `reweight`."""
     norm: PartSpec = Spec(name="layer")
     """`layer` or `rms`. Query-key norm is an option of the mixer: `{ name = "softmax", qk_norm = true }`."""
     feed: PartSpec = Spec(name="gelu")

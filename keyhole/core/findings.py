@@ -27,15 +27,17 @@ class Finding:
 
     def line(self) -> str:
         """The finding in one line, as the terminal shows it."""
-        text = f"{_MARK[self.verdict]} {self.statement}: expected {self.expected}, measured {self.measured}"
-        return f"{text}; {self.remedy}" if self.remedy and self.verdict != "holds" else text
+        return f"{self._measured()}; {self.remedy}" if self.remedy and self.verdict != "holds" else self._measured()
 
     def paragraph(self) -> str:
-        """The finding in full: the line, then why it matters and what to do."""
-        parts = [self.line(), f"  tolerance: {self.tolerance}"]
+        """The finding in full: what was measured, then why it matters and what to do."""
+        parts = [self._measured(), f"  tolerance: {self.tolerance}"]
         parts += [f"  why: {self.why}"] if self.why else []
         parts += [f"  remedy: {self.remedy}"] if self.remedy else []
         return "\n".join(parts)
+
+    def _measured(self) -> str:
+        return f"{_MARK[self.verdict]} {self.statement}: expected {self.expected}, measured {self.measured}"
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain JSON types."""

@@ -68,7 +68,7 @@ class Guarded(nn.Module):
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{self.kind} {self.name} raised {type(error).__name__}: {error}") from error
+            raise InputError(f"{self.kind} {self.name} raised {first_line(error)}") from error
 
     def _checked(self, y: Any, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(y, torch.Tensor) or y.shape != x.shape:
@@ -80,6 +80,12 @@ class Guarded(nn.Module):
                 "look for a division by zero, a logarithm of zero or an unset parameter (torch.empty)"
             )
         return y.to(x.dtype)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, without the lines that would break a sentence."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def _shape(value: Any) -> str:

@@ -55,7 +55,9 @@ Decay is multiplied by the rate of its group, as in torch: with adamw under `mup
 a step, more slowly the wider it is. Decay added to the gradient (sgd, adagrad, adam) is no part of the derivation. Adam's
 eps must stay below gradients, which fall as 1 / n. Of the published `unit` two things are left out: multipliers for the
 backward pass alone (gradients here are those of the function), and a rate for embeddings that falls with the width. A
-user's parameter without a role keeps its value and has the recipe's own rate.
+parameter without a role (a user's, or one that is no weight: ridge's lam, a state space's decays, a mixture of heads) keeps
+its value and has the recipe's own rate. Grouped key-value heads are to grow with the heads; clipping by the norm of all
+gradients is left out, which under SGD changes steps by a power of n.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def resolve_file(place: str, folder: Path) -> Path:
     for base in (folder, Path.cwd()):
         if (path := (base / place)).is_file():
             return path.resolve()
-    raise InputError(f"there is no file {place} in {folder} or in {Path.cwd()}")
+    places = " or in ".join(dict.fromkeys(map(str, (folder, Path.cwd()))))
+    raise InputError(f"there is no file {place} in {places}")
 
 
 def _load_file(place: str, folder: Path) -> ModuleType:

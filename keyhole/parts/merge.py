@@ -87,11 +87,12 @@ class Talking(nn.Module):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.mixture = nn.Parameter(torch.eye(heads))
+        # Three dimensions, as it is no matrix to an optimizer: neither to be made orthogonal nor to decay towards zero.
+        self.mixture = nn.Parameter(torch.eye(heads)[None])
 
     def forward(self, heads_BTHD: torch.Tensor) -> torch.Tensor:
         """Mix the heads of each token."""
-        return torch.einsum("hg,btgd->bthd", self.mixture, heads_BTHD)
+        return torch.einsum("hg,btgd->bthd", self.mixture[0], heads_BTHD)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

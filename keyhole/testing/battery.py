@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyhole.core.errors import KeyholeError
+from keyhole.core.errors import InputError, KeyholeError, nearest
 from keyhole.core.findings import Finding
+from keyhole.model.guard import first_line
+from keyhole.model.registry import CATALOGUE
 from keyhole.testing.mixing import MIXING
 from keyhole.testing.others import OTHERS, PlacedSubject
 from keyhole.testing.rules import COMMON, Measured, Rule
@@ -22,6 +26,8 @@ FLOAT32 = 1e-5
 
 def rules_of(kind: str) -> tuple[Rule, ...]:
     """What is asked of a kind of part: "mixer", "position", "merge", "norm" or "feed"."""
+    if kind not in CATALOGUE:
+        raise InputError(f"there is no kind of part {kind!r}{nearest(kind, CATALOGUE)}")
     return (*COMMON, *(MIXING if kind == "mixer" else OTHERS[kind]))
 
 
@@ -42,7 +48,30 @@ def check(
     tested = subject(part, kind, options or {}, folder=folder or Path.cwd(), **settings)
     if kind == "position":
         tested = PlacedSubject(**{field.name: getattr(tested, field.name) for field in fields(Subject)})
+    _rehearse(tested)
     return [_ask(rule, tested) for rule in rules_of(kind)]
+
+
+def _rehearse(tested: Subject) -> None:
+    """A part that cannot be built or called at all is an error of its own, and no question of rules."""
+    with _in_float64():
+        try:
+            tested.make()(tested.input(2))
+        except KeyholeError:
+            raise
+        except Exception as error:
+            raise InputError(f"{tested.kind} {tested.spec} could not be used: {first_line(error)}") from error
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    """Constants that a part makes on the way are then of the type it computes in."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: Any) -> None:
@@ -54,17 +83,12 @@ def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: 
 
 def _ask(rule: Rule, tested: Subject) -> Finding:
     said: dict[str, Any] = {"name": rule.name, "statement": f"{tested.spec}: {rule.statement}", "why": rule.why}
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # constants that a part makes on the way are then of the type it computes in
     try:
-        found = rule.measure(tested)
-    except KeyholeError as error:
-        return Finding(**said, expected="a result", measured=str(error), verdict="fails", remedy=rule.remedy)
+        with _in_float64():
+            found = rule.measure(tested)
     except Exception as error:  # whatever a part raises is a finding, not an end
-        measured = f"{type(error).__name__}: {error}"
-        return Finding(**said, expected="a result", measured=measured, verdict="fails", remedy=rule.remedy)
-    finally:
-        torch.set_default_dtype(usual)
+        measured = str(error) if isinstance(error, KeyholeError) else first_line(error)
+        return Finding(**said, expected="a result", measured=measured, verdict="fails", remedy="make it run first")
     if found.missing:
         return Finding(**said, expected="an answer", measured="nothing", verdict="undecided", remedy=found.missing)
     return _finding(rule, found, said)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from keyhole.core.errors import InputError
 from keyhole.mixers import flops
+from keyhole.mixers.contract import Cost, Look
 from keyhole.mixers.heads import held_bytes
 from keyhole.parts.merge import Concat
 from keyhole.parts.position import NoPosition
@@ -123,6 +125,8 @@ def cost(tested: Subject) -> Measured:
     form = {"impl": inside(part).counted_form} if hasattr(inside(part), "counted_form") else {}
     for tokens in tested.lengths:
         declared = part.cost(tokens)
+        if not isinstance(declared, Cost):
+            raise InputError("cost(tokens) must return a keyhole.mixers.contract.Cost(parameters, flops, state_bytes)")
         x = tested.input(tokens, 1)
         pairs = {
             "parameters": (declared.parameters, sum(p.numel() for p in part.parameters())),
@@ -149,6 +153,8 @@ def look(tested: Subject) -> Measured:
     for tokens in tested.lengths:
         x = tested.input(tokens)
         seen = part.look(x)
+        if not isinstance(seen, Look):
+            raise InputError("look(x, mask) must return a keyhole.mixers.contract.Look(pattern_BHTT, heads_BTHD)")
         shape = (len(x), tested.heads, tokens, tokens)
         worst.note(float(tuple(seen.pattern_BHTT.shape) != shape), f"{tokens} tokens: the pattern is not (B, H, T, T)")
         worst.see(seen.pattern_BHTT.triu(1), torch.zeros_like(seen.pattern_BHTT), f"{tokens} tokens: weight on the future")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyhole.testing.subject import Subject
+from keyhole.testing.subject import Subject, inside
 
 LIMIT = 1e-10
 """How far two forms of one function may differ in float64, relative to their size where that is above 1."""
@@ -86,13 +86,21 @@ def shapes(tested: Subject) -> Measured:
     for tokens in tested.lengths:
         for batch in (1, 3):
             x = tested.input(tokens, batch)
-            y = part(x)
+            y = inside(part)(x.clone())  # the guard around a user's part would mend its type
             kept = y.shape == x.shape and y.dtype == x.dtype and bool(y.isfinite().all())
-            worst.note(float(not kept), f"batch {batch}, {tokens} tokens")
+            worst.note(float(not kept), f"batch {batch}, {tokens} tokens: {_what(y)} for {_what(x)}")
+            given = tested.input(tokens, batch)
+            part(given)
+            worst.note(float(not torch.equal(given, x)), f"batch {batch}, {tokens} tokens: it changes its input")
     for scale in (0.0, 1e3):
         finite = bool(part(tested.input(9) * scale).isfinite().all())
         worst.note(float(not finite), f"inputs of size {scale:g}")
     return worst.measured(0.0)
+
+
+def _what(x: torch.Tensor) -> str:
+    finite = "" if bool(x.isfinite().all()) else " with NaN or infinity"
+    return f"{tuple(x.shape)} of {str(x.dtype).removeprefix('torch.')}{finite}"
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def subject(part: str | type[nn.Module], kind: str, options: dict[str, Any], **s
     """A subject by name ("linear", "my.py:Mine") or by class."""
     if kind not in CATALOGUE:
         raise InputError(f"there is no kind of part {kind!r}{nearest(kind, CATALOGUE)}")
-    if isinstance(part, str):
+    if isinstance(part, str) and part:
         found = Subject(kind=kind, spec=Spec(name=part, options=options), **settings).usable
         find(kind, part, found.folder)
         return found

@@ -65,7 +65,7 @@ def test_an_undecided_finding_says_what_would_decide_it():
 
 def test_a_finding_in_full_says_tolerance_why_and_remedy(failing):
     assert failing.paragraph().splitlines() == [
-        failing.line(),
+        "✗ the loss is finite: expected a number, measured NaN at step 3",
         "  tolerance: exact",
         "  why: weights are NaN from here on",
         "  remedy: lower train.rate",

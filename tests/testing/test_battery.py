@@ -1,5 +1,7 @@
 """Every built-in part passes the battery; planted faults fail it, each by the rules that it breaks and by no other."""
 
+import re
+
 import pytest
 import torch
 from planted_parts import PLANTED, PaddedFFT
@@ -166,14 +168,65 @@ def test_a_part_that_does_nothing_with_its_input_proves_nothing():
     assert "does not read its input" in found["causality"].measured
 
 
-def test_a_part_that_raises_fails_with_its_own_words():
+def test_a_part_that_raises_at_some_length_fails_with_its_own_words():
     class Broken(nn.Module):
         def forward(self, x):
-            raise ValueError("seven is too many") if x.shape[1] == 7 else ValueError("no")
+            if x.shape[1] == 7:
+                raise ValueError("seven is too many\nsecond line")
+            return x
 
     found = check(Broken)[0]
     assert found.verdict == "fails"
-    assert "ValueError: no" in found.measured
+    assert found.measured == "ValueError: seven is too many"
+    assert found.remedy == "make it run first"
+
+
+class Wants(nn.Module):
+    def __init__(self, nothing):  # noqa: ARG002
+        super().__init__()
+
+
+class NoForward(nn.Module):
+    pass
+
+
+@pytest.mark.parametrize("part", [Wants, NoForward])
+def test_a_part_that_cannot_be_used_at_all_is_one_error_and_no_ten_findings(part):
+    with pytest.raises(InputError, match=f"mixer {part.__name__} "):
+        check(part)
+
+
+class Narrows(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+class ChangesItsInput(nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+
+class SaysSeven(PaddedFFT):
+    def cost(self, tokens):  # noqa: ARG002
+        return 7
+
+    def look(self, x, mask=None):  # noqa: ARG002
+        return x
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "words"),
+    [
+        (Narrows, "shapes", "float32 for .* of float64"),
+        (ChangesItsInput, "shapes", "it changes its input"),
+        (SaysSeven, "cost", "must return a keyhole.mixers.contract.Cost"),
+        (SaysSeven, "look", "must return a keyhole.mixers.contract.Look"),
+    ],
+)
+def test_a_finding_says_what_was_wrong(part, rule, words):
+    found = {finding.name: finding for finding in check(part)}[rule]
+    assert found.verdict == "fails"
+    assert re.search(words, found.measured)
 
 
 def test_a_users_file_is_checked_by_name(tmp_path):
@@ -205,6 +258,7 @@ class Peeks(Mine):
     [
         ("softmx", "mixer", "there is no mixer 'softmx'; did you mean 'softmax'"),
         ("softmax", "mixers", "there is no kind of part 'mixers'; did you mean 'mixer'"),
+        ("", "mixer", "give a part by name or by its class, not ''"),
         (42, "mixer", "give a part by name or by its class, not 42"),
     ],
 )
