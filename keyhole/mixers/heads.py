@@ -23,6 +23,13 @@ def check_impl(impl: str | None, allowed: tuple[str, ...] = ("auto", "reference"
         raise InputError(f"impl = {impl!r} is not valid{nearest(impl, allowed)}")
 
 
+def check_chunk(mixer: str, chunk: int) -> int:
+    """A chunk's size that makes sense. Longer than the text it is the text."""
+    if chunk < 1:
+        raise InputError(f"{mixer} chunk = {chunk} is not valid; it is 1 or more, for example 64")
+    return chunk
+
+
 class HeadOutput(nn.Module):
     """The way from (B, H, T, D) heads back to the stream: merge them, then project."""
 

@@ -23,12 +23,10 @@ import torch
 from torch import nn
 
 from keyhole.core.errors import InputError, nearest
-from keyhole.mixers.heads import in_chunks, sums_before, wide
-from keyhole.mixers.weighted import WeightedMixer
+from keyhole.mixers.heads import check_chunk, in_chunks, sums_before
+from keyhole.mixers.normalised import NormalisedMixer, divided, normalised_weights, with_ones
 from keyhole.parts.loading import load_from
 
-EPS = 1e-6
-"""Added to denominators."""
 FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu+1": lambda x: nn.functional.elu(x) + 1,
     "relu": torch.relu,
@@ -39,10 +37,7 @@ FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def linear_weights(fq_BHTF: torch.Tensor, fk_BHTF: torch.Tensor, mask_BT: torch.Tensor | None = None) -> torch.Tensor:
     """The definition: phi(q_t).phi(k_s) over its sum, for s <= t and s not padded."""
-    scores = (fq_BHTF @ fk_BHTF.mT).tril()
-    if mask_BT is not None:
-        scores = scores * mask_BT[:, None, None, :]
-    return scores / (EPS + scores.sum(-1, keepdim=True))
+    return normalised_weights(fq_BHTF @ fk_BHTF.mT, mask_BT)
 
 
 def causal_product(
@@ -56,17 +51,6 @@ def causal_product(
     return o_BHNCM.flatten(2, 3)[:, :, :T], after
 
 
-def with_ones(v_BHTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
-    """Values with a column of ones, which counts the weights; at padding both are zero."""
-    v_BHTM = torch.cat((v_BHTD, torch.ones_like(v_BHTD[..., :1])), -1)
-    return v_BHTM if mask_BT is None else v_BHTM * mask_BT[:, None, :, None]
-
-
-def normalised(o_BHTM: torch.Tensor) -> torch.Tensor:
-    """Divide by what the column of ones became."""
-    return o_BHTM[..., :-1] / (EPS + o_BHTM[..., -1:])
-
-
 def product_flops(tokens: int, features: int, values: int, chunk: int) -> int:
     """FLOPs of `causal_product` for one head; the last chunk counts in full."""
     size = min(chunk, tokens)
@@ -74,7 +58,7 @@ def product_flops(tokens: int, features: int, values: int, chunk: int) -> int:
     return chunks * 2 * size * (2 * features * values + size * (features + values))
 
 
-class Linear(WeightedMixer):
+class Linear(NormalisedMixer):
     """Linear attention by feature maps: time and memory linear in the length, decoding from a state of fixed size.
 
     `feature` is "elu+1", "relu", "exp" (with qk_norm), "softplus", or a function of yours, "my.py:phi", from (..., D) to
@@ -120,10 +104,6 @@ class Linear(WeightedMixer):
         """The definition."""
         return linear_weights(self.feature(q_BHTD), self.feature(k_BHTD), mask_BT)
 
-    def first(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """S and z side by side, empty."""
-        return (like.new_zeros(batch, self.heads, self.features, self.channels + 1, dtype=wide(like.dtype)),)
-
     def mix(
         self,
         q_BHTD: torch.Tensor,
@@ -135,18 +115,11 @@ class Linear(WeightedMixer):
         """By chunks, going on from S and z."""
         fq, fk = self.feature(q_BHTD), self.feature(k_BHTD)
         o_BHTM, after = causal_product(fq, fk, with_ones(v_BHTD, mask_BT), memory[0], self.chunk)
-        return normalised(o_BHTM), (after,)
+        return divided(o_BHTM), (after,)
 
     def mixing_flops(self, tokens: int) -> int:
         """4 F M + 2 C (F + M) a token and head."""
         return self.heads * product_flops(tokens, self.features, self.channels + 1, self.chunk)
-
-
-def check_chunk(mixer: str, chunk: int) -> int:
-    """A chunk's size that makes sense. Longer than the text it is the text."""
-    if chunk < 1:
-        raise InputError(f"{mixer} chunk = {chunk} is not valid; it is 1 or more, for example 64")
-    return chunk
 
 
 def _users_feature(name: str, folder: Path | None) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -18,19 +18,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from keyhole.core.errors import InputError
-from keyhole.mixers.heads import wide
-from keyhole.mixers.linear import EPS, check_chunk, normalised, with_ones
-from keyhole.mixers.weighted import WeightedMixer
+from keyhole.mixers.heads import check_chunk
+from keyhole.mixers.normalised import NormalisedMixer, divided, normalised_weights, with_ones
 
 
 def polynomial_weights(
     q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, offset: int, mask_BT: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The definition, for queries already divided by sqrt(D)."""
-    scores = (offset + q_BHTD @ k_BHTD.mT).square().tril()
-    if mask_BT is not None:
-        scores = scores * mask_BT[:, None, None, :]
-    return scores / (EPS + scores.sum(-1, keepdim=True))
+    return normalised_weights((offset + q_BHTD @ k_BHTD.mT).square(), mask_BT)
 
 
 def square_features(x: torch.Tensor, offset: int) -> torch.Tensor:
@@ -59,7 +55,7 @@ def polynomial_chunk(
     return o_BHCM, state_BHFM + fk.mT @ v_BHCM.to(state_BHFM.dtype)
 
 
-class Polynomial(WeightedMixer):
+class Polynomial(NormalisedMixer):
     """Attention by the square of the scores: linear in the length, exactly, with D^2 / 2 features as its state.
 
     `offset` is 1 for (1 + q.k)^2 or 0 for (q.k)^2. `qk_norm` norms queries and keys first. Rope turns its
@@ -94,10 +90,6 @@ class Polynomial(WeightedMixer):
         """The definition."""
         return polynomial_weights(q_BHTD, k_BHTD, self.offset, mask_BT)
 
-    def first(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """S and z side by side, empty."""
-        return (like.new_zeros(batch, self.heads, self.features, self.channels + 1, dtype=wide(like.dtype)),)
-
     def mix(
         self,
         q_BHTD: torch.Tensor,
@@ -118,7 +110,7 @@ class Polynomial(WeightedMixer):
             else:
                 o, state = polynomial_chunk(q, k, v, state, self.offset)
             parts.append(o)
-        return normalised(torch.cat(parts, 2)), (state,)
+        return divided(torch.cat(parts, 2)), (state,)
 
     def mixing_flops(self, tokens: int) -> int:
         """4 F M + 2 C (D + M) a token and head."""

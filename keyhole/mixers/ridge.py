@@ -35,8 +35,7 @@ from torch import nn
 
 from keyhole.core.errors import InputError
 from keyhole.mixers import flops
-from keyhole.mixers.heads import State, in_chunks, sums_before, wide
-from keyhole.mixers.linear import check_chunk
+from keyhole.mixers.heads import State, check_chunk, in_chunks, sums_before, wide
 from keyhole.mixers.weighted import WeightedMixer
 
 REFRESH = 64

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mixer_examples import WIDTH, heads_of, make_mixer, normal
 
-from keyhole.mixers.linear import EPS
+from keyhole.mixers.normalised import EPS
 from keyhole.mixers.polynomial import feature_count, square_features
 
 

@@ -5,7 +5,8 @@ from torch import nn
 
 from keyhole.mixers.contract import Cost
 from keyhole.mixers.heads import in_chunks, sums_before
-from keyhole.mixers.linear import Linear, normalised, with_ones
+from keyhole.mixers.linear import Linear
+from keyhole.mixers.normalised import divided, with_ones
 from keyhole.mixers.softmax import Softmax
 
 
@@ -56,7 +57,7 @@ class FutureInAChunk(Linear):
         cq, ck, cv = (in_chunks(x, min(self.chunk, T)) for x in (fq, fk, ones))
         before, after = sums_before(memory[0], ck.mT @ cv)
         o = (cq @ ck.mT) @ cv + cq @ before
-        return normalised(o.flatten(2, 3)[:, :, :T]), (after,)
+        return divided(o.flatten(2, 3)[:, :, :T]), (after,)
 
 
 class WrongCost(Linear):
