@@ -1,0 +1,1 @@
+"""Arms x seeds under one budget: plan, run, compare, report."""
