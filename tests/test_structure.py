@@ -15,7 +15,21 @@ import keyhole
 
 ROOT = Path(__file__).parents[1]
 # A folder may import those above it, and itself.
-ORDER = ["core", "text", "parts", "mixers", "model", "testing", "record", "use", "training", "audit", "study", "doctor", "cli"]
+ORDER = [
+    "core",
+    "text",
+    "parts",
+    "mixers",
+    "model",
+    "testing",
+    "record",
+    "use",
+    "training",
+    "audit",
+    "study",
+    "doctor",
+    "cli",
+]
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 
