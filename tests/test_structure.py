@@ -25,8 +25,8 @@ ORDER = [
     "record",
     "use",
     "training",
-    "audit",
-    "study",
+    "audits",
+    "studies",
     "doctor",
     "cli",
 ]

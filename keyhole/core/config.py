@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -218,15 +218,7 @@ class Recipe(Section):
     def load(cls, path: str | Path) -> Recipe:
         """Read a recipe from a TOML file."""
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"there is no recipe {path}; give a TOML file such as recipes/first.toml") from None
-        except IsADirectoryError:
-            raise InputError(f"{path} is a folder; give a recipe file such as {path / 'recipe.toml'}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not a TOML file: {error}") from None
-        return cls.parse(values, where=str(path), folder=path.resolve().parent)
+        return cls.parse(read_toml(path, "recipe", "recipes/first.toml"), where=str(path), folder=path.resolve().parent)
 
     @classmethod
     def parse(cls, values: dict[str, Any], *, where: str = "the recipe", folder: Path | None = None) -> Recipe:
@@ -234,7 +226,7 @@ class Recipe(Section):
         try:
             recipe = cls.model_validate(values)
         except ValidationError as error:
-            raise InputError(f"{where}: {_first_error(error)}") from None
+            raise InputError(f"{where}: {first_error(error, cls)}") from None
         if folder is not None:
             recipe._folder = folder
         return recipe
@@ -263,6 +255,18 @@ class Recipe(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
+    """The values of a TOML file, or one sentence that says why there are none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no {what} {path}; give a TOML file such as {example}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; give a {what} file such as {path / (what + '.toml')}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}") from None
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Read `train.steps=100` from a command line; the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
@@ -277,19 +281,30 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _first_error(error: ValidationError) -> str:
+def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """One sentence for the first thing that is wrong, with the nearest valid key where one is unknown."""
     first = error.errors()[0]
     place = [str(step) for step in first["loc"]]
     dotted = ".".join(place)
     if first["type"] == "extra_forbidden":
-        section = {"data": Data, "model": Model, "train": Train}.get(place[0]) if len(place) > 1 else Recipe
-        allowed = (section or Recipe).model_fields
-        return f"unknown key {dotted!r}{nearest(place[-1], allowed)}"
+        return f"unknown key {dotted!r}{nearest(place[-1], _table(model, place[:-1]).model_fields)}"
+    if first["type"] == "missing":
+        return f"{dotted} is missing"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{dotted}: {message}" if dotted else message
     return f"{dotted} = {first['input']!r} is not valid: {message[0].lower()}{message[1:]}"
+
+
+def _table(model: type[BaseModel], place: list[str]) -> type[BaseModel]:
+    """The table that stands at a place of a file whose whole is `model`; tables by name (`[arms.NAME]`) are all alike."""
+    for step in place:
+        field = model.model_fields.get(step)
+        if field is None:
+            continue
+        kinds = (field.annotation, *get_args(field.annotation))
+        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model)
+    return model
 
 
 def _some(numbers: list[int]) -> str:

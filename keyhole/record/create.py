@@ -77,10 +77,13 @@ def refuse_if_changed(out: Path, recipe: Recipe, dataset_hash: str) -> None:
             raise InputError(f"{source} changed since {out} was started; resume with {out / 'recipe.toml'}")
 
 
-def portable(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
-    """The recipe as a run stores it, and the user's files it wants beside it: paths that mean the same everywhere."""
+def portable(recipe: Recipe, code: dict[str, Path] | None = None) -> tuple[Recipe, dict[str, Path]]:
+    """The recipe as a record stores it, and the user's files it wants beside it: paths that mean the same everywhere.
+
+    Several recipes may share one record's files: give the `code` of those before.
+    """
     changes: dict[str, Any] = {}
-    code: dict[str, Path] = {}
+    code = {} if code is None else code
     for kind in PARTS:
         given = getattr(recipe.model, kind)
         if isinstance(given, Spec):
@@ -110,17 +113,17 @@ def _portable_spec(spec: Spec, folder: Path, code: dict[str, Path]) -> Spec:
 
 
 @contextmanager
-def only_writer(out: Path) -> Iterator[None]:
-    """Hold a run directory for one process; the lock ends with the process, however it ends."""
+def only_writer(out: Path, what: str = "run", doing: str = "training") -> Iterator[None]:
+    """Hold a record for one process; the lock ends with the process, however it ends."""
     new = not out.exists()
-    with storage_errors(out, "opening the run directory"):
+    with storage_errors(out, f"opening the {what} directory"):
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("w")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"another process is training in {out}; wait for it or give --out another folder") from None
+            raise InputError(f"another process is {doing} in {out}; wait for it or give --out another folder") from None
         try:
             yield
         finally:

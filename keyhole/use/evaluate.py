@@ -70,7 +70,7 @@ def evaluate(run: Run, texts: str | Sequence[str] | None = None, file: str | Pat
         return Evaluation(score_dev(run.model, dataset), [])
     scored, losses, sizes = [], [], []
     for text in given:
-        batches = list(_text_batches(text, run.tokenizer, run.recipe.data))
+        batches = list(text_batches(text, run.tokenizer, run.recipe.data))
         row_losses = np.concatenate([_row_losses(run.model, batch) for batch in batches])
         size = run_bytes(run.tokenizer, batches)
         # A text longer than the block is read in several windows, and is still one text.
@@ -107,8 +107,8 @@ def run_bytes(tokenizer: Tokenizer, batches: Sequence[Batch]) -> int | None:
 
 
 @torch.no_grad()
-def _row_losses(model: LM, batch: Batch) -> np.ndarray:
-    """(rows, 2): each row's summed loss and its number of targets."""
+def token_losses(model: LM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each target's loss, 0 where there is none, and the token that the model held likeliest; both (rows, time)."""
     x_BT, y_BT = (torch.from_numpy(np.ascontiguousarray(ids)).to(model.embedding.device) for ids in batch)
     was_training = model.training
     model.eval()
@@ -118,14 +118,18 @@ def _row_losses(model: LM, batch: Batch) -> np.ndarray:
         model.train(was_training)
     head, target_N = model.head, y_BT.flatten()
     piece = max(1, LOGITS_AT_ONCE // model.vocab)
-    losses_N = torch.cat(
-        [
-            torch.nn.functional.cross_entropy(hidden @ head.T, target, ignore_index=NO_TARGET, reduction="none")
-            for hidden, target in zip(hidden_NW.split(piece), target_N.split(piece), strict=True)
-        ]
-    )
-    loss_B = losses_N.view(y_BT.shape).double().sum(1)
-    return torch.stack((loss_B, (y_BT != NO_TARGET).sum(1).double()), 1).cpu().numpy()
+    losses, likeliest = [], []
+    for hidden, target in zip(hidden_NW.split(piece), target_N.split(piece), strict=True):
+        logits = hidden @ head.T
+        losses.append(torch.nn.functional.cross_entropy(logits, target, ignore_index=NO_TARGET, reduction="none"))
+        likeliest.append(logits.argmax(1))
+    return torch.cat(losses).view(y_BT.shape), torch.cat(likeliest).view(y_BT.shape)
+
+
+def _row_losses(model: LM, batch: Batch) -> np.ndarray:
+    """(rows, 2): each row's summed loss and its number of targets."""
+    loss_B = token_losses(model, batch)[0].double().sum(1).cpu().numpy()
+    return np.stack((loss_B, (batch[1] != NO_TARGET).sum(1).astype(float)), 1)
 
 
 def _summary(rows: np.ndarray, size: int | None) -> Score:
@@ -148,7 +152,7 @@ def _exp(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def _text_batches(text: str, tokenizer: Tokenizer, data: Data) -> Iterator[Batch]:
+def text_batches(text: str, tokenizer: Tokenizer, data: Data) -> Iterator[Batch]:
     """One text as windows of a block, each its own batch; between START and STOP where the training data was rows."""
     ids = tokenizer.encode(text).astype(np.int64)
     if data.rows != "text" and tokenizer.start is not None:

@@ -1,0 +1,51 @@
+"""Who carries tasks out: one contract for this machine and for a cluster.
+
+An executor is given tasks that depend on nothing but the study's directory, tells of each what happens, and returns when
+all of them have ended. A task that fails is told of; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from keyhole.core.errors import InputError
+from keyhole.studies.trial import Event, Task
+
+Watcher = Callable[[Event], None]
+
+
+class Executor(Protocol):
+    """Carries out tasks somewhere, as many at once as it has slots. A context: what it started ends with it."""
+
+    slots: int
+    where: str
+    """For people: "2 workers of one thread"."""
+
+    def __enter__(self) -> Self:
+        """Start what carries tasks out."""
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it; a training in progress saves first."""
+
+    def run(self, tasks: Sequence[Task], watch: Watcher) -> None:
+        """Carry out tasks in any order; returns when every one of them is done, failed or stopped."""
+
+    def stop(self, task: str) -> None:
+        """Give a task up, if it is still going on."""
+
+
+def build_executor(on: str, root: Path, workers: int | None) -> Executor:
+    """The executor that `--on` names: `local`, `ray`, `ray://host:port`."""
+    if workers is not None and workers < 1:
+        raise InputError(f"{workers} workers can do nothing; give 1 or more")
+    if on == "local":
+        from keyhole.studies.local import Local
+
+        return Local(root, workers)
+    if on == "ray" or on.startswith("ray://"):
+        from keyhole.studies.cluster import Cluster
+
+        return Cluster(root, None if on == "ray" else on, workers)
+    raise InputError(f"a study cannot run on {on!r}; it may be local, ray, or ray://host:port")

@@ -1,0 +1,250 @@
+"""The start of a study's directory: what will be carried out, written down before anything is.
+
+study.toml     the study, complete; `keyhole study OUT/study.toml` repeats it
+base.toml      the recipe that it changes
+code/          the user's own parts, as they were
+study.json     what each arm comes to: recipe, size, budget; where and with what it was begun
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from keyhole.core.config import Recipe, Spec
+from keyhole.core.errors import InputError
+from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
+from keyhole.core.toml import to_toml
+from keyhole.record.create import portable
+from keyhole.studies.match import Size, budgeted, size_of
+from keyhole.studies.plan import Plan, load_plan
+from keyhole.studies.trial import Task
+
+STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
+RATE_SEEDS = 10_000
+"""The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
+SPARE = {"tokens": 0, "texts": {}, "positions": False, "past": [], "windows": 0}
+"""What is measured where a rate is searched: the loss alone."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study whose directory is ready."""
+
+    plan: Plan
+    out: Path
+    recipes: dict[str, Recipe]
+    """Of each arm: with its budget and its precision, and paths that lead into the directory."""
+    sizes: dict[str, Size]
+
+    def audits(self) -> list[Task]:
+        """One audit an arm, before it trains."""
+        return [self._task("audit", f"audits/{arm.name}", arm.name) for arm in self.plan.arms]
+
+    def rates(self) -> list[Task]:
+        """The search of rates, if there is one: every arm tries the same, with the same seeds."""
+        search = self.plan.file.rates
+        if search is None:
+            return []
+        return [
+            self._task("trial", rate_place(arm.name, rate, seed), arm.name, seed, rate, SPARE)
+            for seed in range(RATE_SEEDS, RATE_SEEDS + search.seeds)
+            for rate in search.values
+            for arm in self.plan.arms
+        ]
+
+    def trials(self, chosen: dict[str, float | None]) -> list[Task]:
+        """Every arm with every seed, seed by seed: an interrupted study has pairs to compare. An arm may be left out."""
+        measure = self.plan.file.measure.model_dump()
+        return [
+            self._task("trial", f"runs/{arm.name}/seed-{seed}", arm.name, seed, chosen[arm.name], measure)
+            for seed in self.plan.seeds
+            for arm in self.plan.arms
+            if arm.name in chosen
+        ]
+
+    def _task(
+        self,
+        kind: Any,
+        name: str,
+        arm: str,
+        seed: int = 0,
+        rate: float | None = None,
+        measure: dict[str, Any] | None = None,
+    ) -> Task:
+        changes: dict[str, Any] = {"train.seed": seed, "data.seed": seed}
+        changes |= {} if rate is None else {"train.rate": rate}
+        return Task(
+            kind=kind,
+            name=name,
+            study=self.plan.name,
+            arm=arm,
+            seed=seed,
+            recipe=self.recipes[arm].replace(changes).model_dump(),
+            processes=self.plan.arm(arm).processes,
+            measure=measure or {},
+        )
+
+
+def rate_place(arm: str, rate: float, seed: int) -> str:
+    """Where a trial of a rate lies."""
+    return f"rates/{arm}/rate-{rate:g}-seed-{seed}"
+
+
+def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
+    """Check all that can be checked, then write the study down; a resumed one must still be the study it was."""
+    known = _known(out, resume)
+    vocabularies: dict[str, int] = {}
+    code: dict[str, Path] = {}
+    recipes, sizes = {}, {}
+    precision = known.get("precision") or _precision(plan)
+    for arm in plan.arms:
+        size = sizes[arm.name] = size_of(arm, _vocab(arm.recipe, vocabularies))
+        recipe, _ = portable(budgeted(arm, plan.budget, size), code)
+        if recipe.train.precision == "auto":
+            # Probed once: a noisy probe must not give arms of one study different arithmetic.
+            recipe = recipe.replace({"train.precision": precision})
+        recipes[arm.name] = recipe
+    prepared = Prepared(plan, out, recipes, sizes)
+    if resume:
+        _refuse_if_changed(prepared, known, code)
+    _write(prepared, known, code, precision)
+    return prepared
+
+
+def _known(out: Path, resume: bool) -> dict[str, Any]:
+    there = (out / KNOWN).is_file()
+    if resume and not there:
+        raise InputError(f"there is no study to resume in {out}; leave --resume out to start one")
+    if there and not resume:
+        raise InputError(f"{out} holds a study; add --resume to go on with it, or give --out another folder")
+    if not there and out.is_dir() and any(path.name not in (".lock", "code") for path in out.iterdir()):
+        raise InputError(f"{out} is not empty; give --out another folder")
+    return read_json(out / KNOWN) if there else {}
+
+
+def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
+    """How many tokens an arm's data has. Opened here first, so that no two workers fill the same cache."""
+    from keyhole.text import open_dataset
+
+    key = recipe.data.model_dump_json()
+    if key not in seen:
+        seen[key] = open_dataset(recipe.data, recipe.folder).vocab
+    return seen[key]
+
+
+def _precision(plan: Plan) -> str:
+    if all(arm.recipe.train.precision != "auto" for arm in plan.arms):
+        return "auto"
+    import torch
+
+    from keyhole.training.precision import choose_precision
+
+    return choose_precision("auto", "cuda" if torch.cuda.is_available() else "cpu").name
+
+
+def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str, Path]) -> None:
+    """Seeds, arms and measurements may be added; what an arm is may not change."""
+    for name, source in code.items():
+        if known["code"].get(name) not in (None, sha256(source)):
+            raise InputError(f"{source} changed since {prepared.out} was started; resume with {prepared.out / STUDY}")
+    for name, recipe in prepared.recipes.items():
+        before = known["arms"].get(name, {}).get("recipe")
+        if before is None:
+            continue
+        now = _plain(recipe.model_dump())
+        for section, values in before.items():
+            for key, value in values.items():
+                if value != now[section][key]:
+                    raise InputError(
+                        f"arm {name} changed: {section}.{key} was {value!r} when {prepared.out} was started and is "
+                        f"{now[section][key]!r} now; give --out another folder"
+                    )
+    if missing := known["arms"].keys() - prepared.recipes.keys():
+        raise InputError(f"arm {sorted(missing)[0]} of {prepared.out} is gone; resume with {prepared.out / STUDY}")
+
+
+def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
+    out, plan = prepared.out, prepared.plan
+    with storage_errors(out, "writing the study in"):
+        for name, source in code.items():
+            (out / "code").mkdir(exist_ok=True)
+            if source != out / name:
+                shutil.copyfile(source, out / name)
+    base, _ = portable(Recipe.load(plan.base), code)
+    write_atomically(out / BASE, base.to_toml())
+    write_atomically(out / STUDY, _as_toml(prepared))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    arms = {
+        arm.name: {
+            "note": arm.note,
+            "changes": _plain(arm.changes),
+            "recipe": _plain(prepared.recipes[arm.name].model_dump()),
+            "parameters": prepared.sizes[arm.name].parameters,
+            "flops_per_token": prepared.sizes[arm.name].flops_per_token,
+            "processes": arm.processes,
+        }
+        for arm in plan.arms
+    }
+    write_json(
+        out / KNOWN,
+        {
+            "name": plan.name,
+            "started": known.get("started", now),
+            "command": known.get("command", sys.argv),
+            "precision": precision,
+            "code": known.get("code", {}) | {name: sha256(source) for name, source in code.items()},
+            "arms": arms,
+        },
+    )
+
+
+def _as_toml(prepared: Prepared) -> str:
+    """The study as one that stands in its own directory."""
+    plan = prepared.plan
+    values = plan.file.model_dump(exclude_none=True)
+    values["study"] |= {"recipe": BASE, "baseline": plan.baseline, "seeds": list(plan.seeds)}
+    sections: dict[str, dict[str, Any]] = {"study": values["study"]}
+    if shared := plan.file.set.flat():
+        sections["set"] = _nested(shared, prepared.recipes[plan.baseline])
+    for arm in plan.arms:
+        own = {"note": arm.note} if arm.note else {}
+        own |= {"processes": plan.file.arms[arm.name].processes}
+        sections[f"arms.{_quoted(arm.name)}"] = own | _nested(arm.changes, prepared.recipes[arm.name])
+    sections |= {name: values[name] for name in ("rates", "measure") if name in values}
+    return to_toml(sections)
+
+
+def _nested(changes: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Changed keys with the values that the recipe has now, whose paths lead into the directory."""
+    dumped = recipe.model_dump()
+    nested: dict[str, Any] = {}
+    for key in changes:
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = dumped[section][name]
+    return nested
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if set(name) & set(".+") else name
+
+
+def _plain(value: Any) -> Any:
+    """As JSON reads it back: tuples as lists, specs as they are written."""
+    if isinstance(value, Spec):
+        return value.model_dump()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def stored_plan(out: Path) -> Plan:
+    """The plan of a study's directory."""
+    if not (out / STUDY).is_file():
+        raise InputError(f"{out} is no study: it has no {STUDY}; keyhole study STUDY.toml --out {out} makes one")
+    plan = load_plan(out / STUDY)
+    return Plan(read_json(out / KNOWN)["name"], plan.file, plan.arms, plan.baseline, plan.seeds, plan.base)

@@ -1,0 +1,39 @@
+"""The search of a learning rate: every arm tries the same rates, and is then trained anew with its best."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+from keyhole.core.files import read_json
+from keyhole.studies.plan import Plan
+from keyhole.studies.prepare import RATE_SEEDS, rate_place
+from keyhole.studies.trial import RESULT
+
+
+def choose(plan: Plan, root: Path, arm: str) -> tuple[dict[float, float | None], float | None]:
+    """The mean dev loss at each rate, None where it diverged or is missing, and the rate where it is lowest."""
+    search = plan.file.rates
+    if search is None:
+        return {}, None
+    seeds = range(RATE_SEEDS, RATE_SEEDS + search.seeds)
+    found: dict[float, float | None] = {}
+    for rate in search.values:
+        losses = [_loss(root / rate_place(arm, rate, seed) / RESULT) for seed in seeds]
+        known = [loss for loss in losses if loss is not None]
+        found[rate] = statistics.fmean(known) if len(known) == len(losses) else None
+    measured = {rate: loss for rate, loss in found.items() if loss is not None}
+    return found, min(measured, key=measured.__getitem__) if measured else None
+
+
+def at_the_edge(rates: dict[float, float | None], rate: float | None) -> bool:
+    """Whether the best rate is the first or last tried, so that a better one may lie beyond."""
+    return rate is not None and rate in (min(rates), max(rates))
+
+
+def _loss(path: Path) -> float | None:
+    if not path.is_file():
+        return None
+    loss = read_json(path).get("dev_loss")
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None

@@ -1,0 +1,263 @@
+"""What a study's directory says, read and judged: arms, differences, verdicts. Nothing here changes it.
+
+Everything is computed from the trials' own files, so a study that is still going on, or was killed, can be opened as well.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keyhole.core.files import read_json
+from keyhole.core.findings import Finding
+from keyhole.studies.match import QUANTITIES, unequal
+from keyhole.studies.plan import Plan
+from keyhole.studies.prepare import KNOWN, Prepared, stored_plan
+from keyhole.studies.trial import RESULT
+
+if TYPE_CHECKING:
+    from keyhole.studies.statistics import Difference, Estimate
+
+FAILURES = "failures.json"
+PREFIX_LIMIT = 1e-3
+"""By how many nats the loss from prefixes alone may exceed the whole windows': float32 sums differ by a millionth."""
+HIGHER_IS_BETTER = ("accuracy", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    path: Path
+    state: str
+    """"done", "diverged", "failed" or "missing"."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """What was measured, see `keyhole.studies.measure`."""
+    message: str = ""
+
+    def value(self, key: str) -> float | None:
+        """A measured number; None where there is none."""
+        found = self.values.get(key)
+        return float(found) if isinstance(found, int | float) else None
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm with all its seeds."""
+
+    name: str
+    note: str
+    changes: dict[str, Any]
+    findings: list[Finding]
+    """Of the audit before it trained, and of the prefix loss after."""
+    trials: list[TrialResult]
+    parameters: int
+    flops_per_token: float | None
+    rates: dict[float, float | None] = field(default_factory=dict)
+    """The mean loss at each rate that was searched; None where it diverged."""
+    rate: float | None = None
+    """The rate chosen by the search."""
+
+    @property
+    def unfair(self) -> list[Finding]:
+        """Findings that make its loss no evidence."""
+        return [finding for finding in self.findings if finding.aspect == "honesty" and finding.verdict == "fails"]
+
+    @property
+    def honest(self) -> bool:
+        """Whether no honesty finding fails."""
+        return not self.unfair
+
+    @property
+    def done(self) -> list[TrialResult]:
+        """The trials with a result."""
+        return [trial for trial in self.trials if trial.state == "done"]
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        """A measured number of every seed that has it."""
+        found = {trial.seed: trial.value(key) for trial in self.done}
+        return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
+
+    def mean(self, key: str) -> float | None:
+        """Its mean over seeds."""
+        values = self.by_seed(key).values()
+        return statistics.fmean(values) if values else None
+
+    def estimate(self, key: str) -> Estimate | None:
+        """Its mean over seeds, with an interval."""
+        from keyhole.studies.statistics import estimate
+
+        values = list(self.by_seed(key).values())
+        return estimate(values) if values else None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study, as far as it has come."""
+
+    path: Path
+    plan: Plan
+    arms: list[ArmResult]
+    known: dict[str, Any]
+    """study.json: when and with what it was begun."""
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.plan.name
+
+    @property
+    def measure(self) -> str:
+        """What the verdicts are about."""
+        return self.plan.file.study.compare
+
+    def arm(self, name: str) -> ArmResult:
+        """An arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @cached_property
+    def differences(self) -> dict[str, Difference]:
+        """Every other arm against the baseline, paired by seed, with intervals, corrected over arms, and a verdict."""
+        return self.compare(self.measure)
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict on every arm but the baseline."""
+        return {name: difference.verdict for name, difference in self.differences.items()}
+
+    def compare(self, key: str) -> dict[str, Difference]:
+        """The same for another measured number, such as "accuracy"."""
+        from keyhole.studies.statistics import compare
+
+        return compare(
+            self.plan.baseline,
+            {arm.name: arm.by_seed(key) for arm in self.arms},
+            lower_is_better=key not in HIGHER_IS_BETTER,
+            honest={arm.name: arm.honest for arm in self.arms},
+            planned=len(self.plan.seeds),
+        )
+
+    @cached_property
+    def paired(self) -> Finding:
+        """Whether all arms of a seed read the same data in the same order and were measured on the same tokens."""
+        return _paired(self.arms, different=self.plan.file.study.different_data)
+
+    @property
+    def notes(self) -> list[str]:
+        """What else a reader must know: what is not equal between arms, what failed."""
+        rows = {arm.name: {key: arm.mean(key) for key in QUANTITIES} for arm in self.arms}
+        return unequal(rows, self.plan.baseline) + [
+            f"{arm.name}, seed {trial.seed}: {trial.state}{': ' + trial.message if trial.message else ''}"
+            for arm in self.arms
+            for trial in arm.trials
+            if trial.state in ("diverged", "failed")
+        ]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every trial has ended."""
+        return all(trial.state in ("done", "diverged") for arm in self.arms for trial in arm.trials)
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        return f"keyhole study {self.path / 'study.toml'} --out {self.path.with_name(self.path.name + '-again')}"
+
+
+def open_study(path: str | Path) -> StudyResult:
+    """Open a study's directory for reading."""
+    path = Path(path)
+    plan = stored_plan(path)
+    known = read_json(path / KNOWN)
+    failures = read_json(path / FAILURES) if (path / FAILURES).is_file() else {}
+    prepared = Prepared(plan, path, {}, {})
+    arms = [_arm(prepared, arm.name, known["arms"][arm.name], failures) for arm in plan.arms]
+    return StudyResult(path, plan, arms, known)
+
+
+def _arm(prepared: Prepared, name: str, known: Mapping[str, Any], failures: Mapping[str, str]) -> ArmResult:
+    from keyhole.studies.rates import choose
+
+    root = prepared.out
+    trials = [_trial(root, name, seed, failures) for seed in prepared.plan.seeds]
+    rates, rate = choose(prepared.plan, root, name)
+    return ArmResult(
+        name=name,
+        note=known["note"],
+        changes=known["changes"],
+        findings=_audited(root / "audits" / f"{name}.json") + _prefix_finding(name, trials),
+        trials=trials,
+        parameters=known["parameters"],
+        flops_per_token=known["flops_per_token"],
+        rates=rates,
+        rate=rate,
+    )
+
+
+def _trial(root: Path, arm: str, seed: int, failures: Mapping[str, str]) -> TrialResult:
+    place = f"runs/{arm}/seed-{seed}"
+    path = root / place / RESULT
+    if not path.is_file():
+        message = failures.get(place, "")
+        return TrialResult(arm, seed, root / place, "failed" if message else "missing", message=message)
+    found = read_json(path)
+    return TrialResult(arm, seed, root / place, found["state"], found, found.get("message", ""))
+
+
+def _audited(path: Path) -> list[Finding]:
+    return [Finding(**found) for found in read_json(path)["findings"]] if path.is_file() else []
+
+
+def _prefix_finding(arm: str, trials: list[TrialResult]) -> list[Finding]:
+    """Whether the trained models foretell from prefixes alone as well as from whole windows."""
+    scored = [found for trial in trials if (found := trial.values.get("prefix"))]
+    if not scored:
+        return []
+    worst = max(scored, key=lambda found: abs(found["gap"]))
+    holds = abs(worst["gap"]) <= PREFIX_LIMIT
+    return [
+        Finding(
+            name="prefix loss",
+            aspect="honesty",
+            statement=f"{arm}: the trained model foretells from prefixes alone as well as from whole windows",
+            expected=f"at most {PREFIX_LIMIT:g} nats between them",
+            measured=f"{worst['gap']:+.2g} nats ({worst['full']:.4f} whole, {worst['prefix']:.4f} by prefixes)",
+            tolerance=f"{PREFIX_LIMIT:g} nats",
+            score=abs(worst["gap"]),
+            limit=PREFIX_LIMIT,
+            verdict="holds" if holds else "fails",
+            why="only prefixes are there when a model writes: what whole windows gain on them is the future, read",
+            remedy="" if holds else "find the part with keyhole audit, and compare arms by their prefix loss until then",
+            evidence={"windows": worst["windows"], "seeds": len(scored)},
+        )
+    ]
+
+
+def _paired(arms: list[ArmResult], *, different: bool) -> Finding:
+    seen: dict[int, dict[str, str]] = {}
+    other: list[str] = []
+    for arm in arms:
+        for trial in arm.done:
+            hashes = trial.values["hashes"]
+            first = seen.setdefault(trial.seed, hashes)
+            other += [f"{key} of {arm.name}, seed {trial.seed}" for key in hashes if hashes[key] != first[key]]
+    said: dict[str, Any] = {
+        "name": "pairing",
+        "aspect": "honesty",
+        "statement": "all arms of a seed read the same data in the same order, and are measured on the same tokens",
+        "expected": "equal hashes",
+        "why": "unpaired arms differ by luck as well",
+    }
+    if other and different:
+        remedy = "that was asked for with different_data; compare bits per byte rather than losses"
+        return Finding(**said, measured=f"different: {other[0]}", verdict="undecided", remedy=remedy)
+    if other:
+        return Finding(**said, measured=f"different: {', '.join(other[:3])}", verdict="fails", remedy="train those anew")
+    return Finding(**said, measured=f"equal for {len(seen)} seed{'s' * (len(seen) != 1)}", verdict="holds")
