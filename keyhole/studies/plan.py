@@ -107,7 +107,7 @@ class ArmSection(Changes):
 
 
 class RatesSection(Section):
-    """A search of the learning rate, the same number of trials for every arm; the best by mean loss is then trained anew."""
+    """A search of the learning rate: every arm tries the same ones, and is then trained anew with its best."""
 
     values: list[float] = Field(min_length=2)
     """The rates that every arm tries."""

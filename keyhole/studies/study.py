@@ -1,0 +1,126 @@
+"""Carrying a study out: audit every arm, search rates if asked, train every arm with every seed, read the result.
+
+plan ─► prepare ─► audits ─► rates ─► trials ─► StudyResult
+
+Each stage is a list of tasks for an executor. What a task found is a file; a study that is stopped in any way goes on by
+carrying out the tasks whose file is not there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from keyhole.core.errors import InputError, KeyholeError
+from keyhole.core.files import write_json
+from keyhole.record.create import only_writer
+from keyhole.studies.display import Board, choose_board
+from keyhole.studies.execute import Executor, build_executor
+from keyhole.studies.plan import Plan, load_plan
+from keyhole.studies.prepare import STUDY, Prepared, prepare
+from keyhole.studies.rates import choose
+from keyhole.studies.result import FAILURES, StudyResult, open_study
+from keyhole.studies.trial import Event, Task
+
+
+class StudyInterrupted(KeyholeError):
+    """The user stopped a study; everything is saved."""
+
+    exit_code = 130
+
+
+def study(
+    source: str | Path | Plan,
+    out: str | Path | None = None,
+    *,
+    seeds: int | None = None,
+    workers: int | None = None,
+    on: str = "local",
+    resume: bool = False,
+    quiet: bool = False,
+) -> StudyResult:
+    """Carry a study out in the directory `out`; with `resume`, go on where it was stopped, or with more seeds or arms."""
+    plan = source if isinstance(source, Plan) else load_plan(source, seeds=seeds)
+    if isinstance(source, Plan) and seeds is not None:
+        raise InputError("seeds is for a study's file; a plan has its own: load_plan(path, seeds=...)")
+    out = Path(out) if out is not None else default_out(source, plan)
+    with only_writer(out, "study", "carrying out a study"), interruptible(out, "study", STUDY):
+        prepared = prepare(plan, out, resume=resume)
+        board = choose_board(quiet)
+        with board, build_executor(on, out, workers) as executor:
+            _Conduct(prepared, executor, board).run()
+    return open_study(out)
+
+
+def default_out(source: str | Path | Plan, plan: Plan) -> Path:
+    """A study's own study.toml stands in its directory; any other goes to runs/NAME."""
+    path = None if isinstance(source, Plan) else Path(source)
+    return path.parent if path is not None and path.name == STUDY else Path("runs") / plan.name
+
+
+class _Conduct:
+    """One study in progress."""
+
+    def __init__(self, prepared: Prepared, executor: Executor, board: Board) -> None:
+        self.prepared, self.executor, self.board = prepared, executor, board
+        self.failures: dict[str, str] = {}
+
+    def run(self) -> None:
+        """All stages, one after the other."""
+        prepared = self.prepared
+        audits, rates = prepared.audits(), prepared.rates()
+        trials = prepared.trials(dict.fromkeys((arm.name for arm in prepared.plan.arms), None))
+        self.board.begin(prepared.plan, self.executor.where, [*audits, *rates, *trials])
+        self._carry_out(audits)
+        self._carry_out(rates)
+        chosen = {arm.name: choose(prepared.plan, prepared.out, arm.name)[1] for arm in prepared.plan.arms}
+        if rates:
+            # An arm that diverges at every rate has nothing to be trained with; its search says so.
+            chosen = {arm: rate for arm, rate in chosen.items() if rate is not None}
+        self._carry_out(prepared.trials(chosen))
+        write_json(prepared.out / FAILURES, self.failures)
+
+    def _carry_out(self, tasks: list[Task]) -> None:
+        todo = []
+        for task in tasks:
+            found = task.result(self.prepared.out)
+            if found is None:
+                todo.append(task)
+            else:
+                self.board.found(task, found)
+        known = {task.name: task for task in todo}
+
+        def watch(event: Event) -> None:
+            task = known[event.task]
+            if event.what == "failed":
+                self.failures[task.name] = event.message
+                write_json(self.prepared.out / FAILURES, self.failures)
+            found = task.result(self.prepared.out) if event.what == "done" else None
+            self.board.event(task, event, found)
+
+        if todo:
+            self.executor.run(todo, watch)
+
+
+@contextmanager
+def interruptible(out: Path, command: str, file: str) -> Iterator[None]:
+    """Ctrl-C and termination end a study in order: what trains saves, and the message says how to go on."""
+    main = threading.current_thread() is threading.main_thread()
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        place = shlex.quote(str(out / file))
+        raise StudyInterrupted(f"stopped; everything is saved. Go on with: keyhole {command} {place} --resume") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
