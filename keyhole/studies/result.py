@@ -27,6 +27,7 @@ FAILURES = "failures.json"
 PREFIX_LIMIT = 1e-3
 """By how many nats the loss from prefixes alone may exceed the whole windows': float32 sums differ by a millionth."""
 HIGHER_IS_BETTER = ("accuracy", "tokens_per_second")
+UNITS = {"dev_loss": "nats", "dev_bits_per_byte": "bits per byte"}
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class ArmResult:
         found = {trial.seed: trial.value(key) for trial in self.done}
         return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
 
+    def judged(self, key: str) -> dict[int, float]:
+        """The same with those that diverged, as not a number: an arm must not win by the seeds it survived."""
+        return self.by_seed(key) | {trial.seed: math.nan for trial in self.trials if trial.state == "diverged"}
+
     def mean(self, key: str) -> float | None:
         """Its mean over seeds."""
         values = self.by_seed(key).values()
@@ -138,10 +143,10 @@ class StudyResult:
 
         return compare(
             self.plan.baseline,
-            {arm.name: arm.by_seed(key) for arm in self.arms},
+            {arm.name: arm.judged(key) for arm in self.arms},
             lower_is_better=key not in HIGHER_IS_BETTER,
             honest={arm.name: arm.honest for arm in self.arms},
-            planned=len(self.plan.seeds),
+            unit=UNITS.get(key, ""),
         )
 
     @cached_property
