@@ -26,7 +26,7 @@ ORDER = [
     "use",
     "training",
     "audit",
-    "study",
+    "studies",
     "doctor",
     "cli",
 ]
