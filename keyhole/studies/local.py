@@ -79,7 +79,8 @@ class _Process:
 
     def _read(self, events: queue.SimpleQueue[tuple[_Process, dict[str, Any] | None]]) -> None:
         for line in self._process.stdout:  # type: ignore[union-attr]
-            events.put((self, json.loads(line)))
+            if line.endswith("\n"):  # the last one of a process that was killed may be half
+                events.put((self, json.loads(line)))
         events.put((self, None))
 
 
