@@ -137,7 +137,7 @@ def processes_below(pid: int) -> list[int]:
     while new := {int(p) for p, parent, _ in rows if int(parent) in family} - family:
         family |= new
     dead = {int(p) for p, _, state in rows if state.startswith("Z")}
-    return sorted(family - {pid} - dead)
+    return [found for found in sorted(family - {pid} - dead) if alive(found)]  # ps has listed itself
 
 
 def alive(pid: int) -> bool:
