@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, train
+from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -65,6 +65,7 @@ COMMANDS = {
     "runs": runs.runs,
     "parts": parts.parts,
     "export": export.export,
+    "study": study.study,
     "import": importing.import_folder,
     "doctor": doctor.doctor,
 }
@@ -74,6 +75,7 @@ EXAMPLES = {
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
     "runs": "keyhole runs runs",
     "parts": "keyhole parts merge",
+    "study": "keyhole study recipes/studies/founding.toml",
     "export": "keyhole export runs/first exported/first",
     "import": "keyhole import exported/first runs/again",
     "doctor": "keyhole doctor",
