@@ -25,7 +25,7 @@ ORDER = [
     "record",
     "use",
     "training",
-    "audit",
+    "audits",
     "study",
     "doctor",
     "cli",

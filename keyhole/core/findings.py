@@ -20,9 +20,17 @@ class Finding:
     expected: str
     measured: str
     tolerance: str = "exact"
+    score: float | None = None
+    """What was measured as one number, and ..."""
+    limit: float | None = None
+    """... the largest with which the statement holds, where it is that simple."""
     verdict: Verdict
     why: str = ""
     remedy: str = ""
+    code: str = ""
+    """The remedy as code to copy, where there is such."""
+    aspect: str = ""
+    """What kind of statement it is: "honesty" or "faithfulness" in audits."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
     def line(self) -> str:
@@ -34,6 +42,7 @@ class Finding:
         parts = [self._measured(), f"  tolerance: {self.tolerance}"]
         parts += [f"  why: {self.why}"] if self.why else []
         parts += [f"  remedy: {self.remedy}"] if self.remedy else []
+        parts += [f"    {line}" for line in self.code.splitlines()]
         return "\n".join(parts)
 
     def _measured(self) -> str:
