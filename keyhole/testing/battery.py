@@ -59,7 +59,7 @@ def check(
 
 def _rehearse(tested: Subject) -> None:
     """A part that cannot be built or called at all is an error of its own, and no question of rules."""
-    with _in_float64():
+    with in_float64():
         try:
             tested.make()(tested.input(2))
         except KeyholeError:
@@ -69,7 +69,7 @@ def _rehearse(tested: Subject) -> None:
 
 
 @contextmanager
-def _in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
     """Constants that a part makes on the way are then of the type it computes in."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -88,7 +88,7 @@ def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: 
 
 def _ask(rule: Rule, tested: Subject) -> Finding:
     try:
-        with _in_float64():
+        with in_float64():
             found = rule.measure(tested)
     except Exception as error:  # whatever a part raises is a finding, not an end
         measured = str(error) if isinstance(error, KeyholeError) else first_line(error)

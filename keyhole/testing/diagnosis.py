@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 CUTS = (24, 29, 33, 40, 47, 50, 61, 64, 79, 91, 96, 101, 117)
 NEAR = 12
 """A leak that reaches no further back than this reads ahead; one that reaches further reads everything."""
-ROUNDED, LOUDLY = 100.0, 1e4
-"""How many times further results may move where tokens are left out, and where the text is loud, and mean nothing."""
+LOUDLY = 1e-8
+"""How far results may move in a loud text and mean nothing."""
 FIT = 1e-7
 """How much of a change a simple rule may leave unexplained."""
 
@@ -48,6 +48,11 @@ _MASKED = Diagnosis(
     "earlier results change each in their own way: a sum or softmax over time holds later tokens",
     "mask the future out before the softmax, and let the softmax run over the keys",
     remedies.MASK,
+)
+_SOMEWHERE = Diagnosis(
+    "all earlier results change: a part of it reads the whole text",
+    "audit its parts one by one: keyhole audit my.py:Mine says what kind of leak it is",
+    "",
 )
 _LENGTH = Diagnosis(
     "nothing changes until tokens are left out: it uses how long the whole text is",
@@ -94,7 +99,9 @@ def diagnose(probed: Probed) -> Diagnosis:
     places = [cut for cut in CUTS if cut < tokens] or list(range(1, tokens))
     changes = _changes(probed, x, probed.change(x), places)
     if not _any(changes):
-        if any(_moved(probed, probed.call(x[:, :cut]), probed.call(x)[:, :cut], ROUNDED) is not None for cut in places):
+        if any(
+            _moved(probed, probed.call(x[:, :cut]), probed.call(x)[:, :cut], probed.reshaped) is not None for cut in places
+        ):
             return _LENGTH
         if probed.loudness:
             other = probed.change(x) * probed.loudness
@@ -104,8 +111,8 @@ def diagnose(probed: Probed) -> Diagnosis:
         if longer > tokens:
             x = probed.draw(longer, 1, 0)
             if _any(_changes(probed, x, probed.change(x), list(range(tokens, longer, 9)))):
-                return _MASKED
-        return _GRADIENT if probed.slopes is not None else _MASKED
+                return _SOMEWHERE if probed.whole else _MASKED
+        return _GRADIENT
     return _by_shape(probed, x, changes)
 
 
@@ -113,22 +120,22 @@ def _any(changes: dict[int, torch.Tensor | None]) -> bool:
     return any(moved is not None for moved in changes.values())
 
 
-def _moved(probed: Probed, after: torch.Tensor, before: torch.Tensor, times: float = 1) -> torch.Tensor | None:
+def _moved(probed: Probed, after: torch.Tensor, before: torch.Tensor, limit: float = 0.0) -> torch.Tensor | None:
     """(T,) how much each token's result moved, relative to their size; None where none did."""
     size = float(before.square().mean().sqrt()) or 1.0
-    if times == LOUDLY:
+    if limit == LOUDLY:
         size = max(size, float(after.square().mean().sqrt()))
     moved_T = (after - before).abs().flatten(2).amax(-1)[0] / size
-    return moved_T if bool((moved_T > probed.limit * times).any()) else None
+    return moved_T if bool((moved_T > (limit or probed.limit)).any()) else None
 
 
 def _changes(
-    probed: Probed, x: torch.Tensor, other: torch.Tensor, places: list[int], times: float = 1
+    probed: Probed, x: torch.Tensor, other: torch.Tensor, places: list[int], limit: float = 0.0
 ) -> dict[int, torch.Tensor | None]:
     """How much each earlier token moved, by where the text was cut."""
     before = probed.call(x)
     return {
-        cut: _moved(probed, probed.call(torch.cat((x[:, :cut], other[:, cut:]), 1))[:, :cut], before[:, :cut], times)
+        cut: _moved(probed, probed.call(torch.cat((x[:, :cut], other[:, cut:]), 1))[:, :cut], before[:, :cut], limit)
         for cut in places
     }
 
@@ -148,6 +155,8 @@ def _by_shape(probed: Probed, x: torch.Tensor, changes: dict[int, torch.Tensor |
     if reach <= min(NEAR, min(firsts) - 1):
         told = f"only the last {reach} token{'s' * (reach > 1)} before the cut change: it reads {reach} ahead"
         return Diagnosis(told, "shift the other way, or mask", remedies.SHIFT)
+    if probed.whole:
+        return _SOMEWHERE
     cut, moved = max(seen.items())
     if float(moved.double().mean()) < 0.9:
         return _ROUTED

@@ -22,8 +22,8 @@ from keyhole.testing.rules import Measured
 
 HONEST = 1e-12
 """How far honest results may move in float64 where a text keeps its shape: a transform mixes the rounding of all tokens."""
-RESHAPED = 100.0
-"""How many times further they may where it does not: what solves a system, as ridge does, rounds otherwise at each."""
+RESHAPED = 1e-10
+"""How far they may where it does not: what solves a system, as ridge does, rounds otherwise at each shape."""
 AUDIBLE = 1e-8
 """The least score that counts in a loud text, where rounding is as loud: what a finite mask lets through is about 1."""
 ALIGNED = 8
@@ -45,10 +45,13 @@ class Probed:
     """Another text of the same shape, other everywhere."""
     lengths: Sequence[int]
     limit: float = HONEST
+    reshaped: float = RESHAPED
     loudness: float = 0.0
     """By how much a loud text is multiplied; 0 where texts cannot be loud (ids)."""
     slopes: Callable[[torch.Tensor, int], torch.Tensor | None] | None = None
     """The gradient, wrt each token, of a weighted sum of the results before a cut; None where there is none."""
+    whole: bool = False
+    """Whether it is a whole model: what its results do is then not what the leaking part's did."""
     padded: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The results where a mask says which tokens are real."""
 
@@ -169,9 +172,7 @@ def truncation(probed: Probed) -> Measured:
             scores.reach(read, after, size)
     if not scores.asked:
         return Measured(0, missing="a text of one token has nothing to leave out", limit=probed.limit)
-    return _diagnosed(
-        scores.measured(RESHAPED * probed.limit, "what was left of the text reaches no result either"), probed
-    )
+    return _diagnosed(scores.measured(probed.reshaped, "what was left of the text reaches no result either"), probed)
 
 
 def future_gradient(probed: Probed) -> Measured:
@@ -200,7 +201,7 @@ def future_gradient(probed: Probed) -> Measured:
 @torch.no_grad()
 def batch_mates(probed: Probed) -> Measured:
     """How much a row moves when the other rows are others, and when it stands alone."""
-    scores, limit = Scores(), RESHAPED * probed.limit
+    scores, limit = Scores(), probed.reshaped
     for tokens in probed.lengths:
         x = probed.draw(tokens, 3, 0)
         other = probed.change(x)
@@ -227,7 +228,7 @@ def batch_mates(probed: Probed) -> Measured:
 def padding(probed: Probed) -> Measured:
     """How much real tokens move when padding of any content stands before or after them, or on both sides."""
     assert probed.padded is not None
-    scores, longest, limit = Scores(), max(probed.lengths), RESHAPED * probed.limit
+    scores, longest, limit = Scores(), max(probed.lengths), probed.reshaped
     for tokens in [n for n in probed.lengths if n + 7 <= longest]:
         text = probed.draw(tokens, 2, 0)
         alone = probed.call(text)
