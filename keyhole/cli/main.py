@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, study, train
+from keyhole.cli import audit, doctor, evaluate, export, importing, parts, runs, sample, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -62,6 +62,7 @@ COMMANDS = {
     "train": train.train,
     "eval": evaluate.evaluate,
     "sample": sample.sample,
+    "audit": audit.audit,
     "runs": runs.runs,
     "parts": parts.parts,
     "export": export.export,
@@ -73,6 +74,7 @@ EXAMPLES = {
     "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
+    "audit": "keyhole audit my.py:Mine --no-canary",
     "runs": "keyhole runs runs",
     "parts": "keyhole parts merge",
     "study": "keyhole study recipes/studies/founding.toml",
