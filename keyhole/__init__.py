@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keyhole.audits.target import audit
     from keyhole.core.config import Recipe
     from keyhole.core.errors import InputError, KeyholeError, RunStopped, StorageError
     from keyhole.core.findings import Finding
@@ -34,6 +35,7 @@ _WHERE = {
     "Run": "keyhole.record.run",
     "RunStopped": "keyhole.core.errors",
     "StorageError": "keyhole.core.errors",
+    "audit": "keyhole.audits.target",
     "build": "keyhole.model.lm",
     "evaluate": "keyhole.use.evaluate",
     "export_run": "keyhole.use.export",
@@ -52,6 +54,7 @@ __all__ = [
     "Run",
     "RunStopped",
     "StorageError",
+    "audit",
     "build",
     "evaluate",
     "export_run",

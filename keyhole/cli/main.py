@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, train
+from keyhole.cli import audit, doctor, evaluate, export, importing, parts, runs, sample, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -62,9 +62,11 @@ COMMANDS = {
     "train": train.train,
     "eval": evaluate.evaluate,
     "sample": sample.sample,
+    "audit": audit.audit,
     "runs": runs.runs,
     "parts": parts.parts,
     "export": export.export,
+    "study": study.study,
     "import": importing.import_folder,
     "doctor": doctor.doctor,
 }
@@ -72,8 +74,10 @@ EXAMPLES = {
     "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
+    "audit": "keyhole audit my.py:Mine --no-canary",
     "runs": "keyhole runs runs",
     "parts": "keyhole parts merge",
+    "study": "keyhole study recipes/studies/founding.toml",
     "export": "keyhole export runs/first exported/first",
     "import": "keyhole import exported/first runs/again",
     "doctor": "keyhole doctor",
