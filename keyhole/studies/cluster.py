@@ -107,7 +107,9 @@ class Cluster:
         try:
             told = self._said.get(timeout=seconds)
         except queue.Empty:
-            raise KeyholeError(f"the Ray cluster could not be joined within {seconds:.0f} s; see {self.root / LOG}") from None
+            raise KeyholeError(
+                f"the Ray cluster could not be joined within {seconds:.0f} s; see {self.root / LOG}"
+            ) from None
         if told is None:
             raise KeyholeError(
                 f"the Ray cluster is gone, as where its head node ended; {self.root / LOG} has what Ray said. "

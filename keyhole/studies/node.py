@@ -245,4 +245,3 @@ def inside(folder: Path, name: str) -> Path:
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
         raise StorageError(f"{name!r} would lie outside {folder}; nothing was written")
     return folder / path
-

@@ -9,19 +9,28 @@ import pytest
 
 from keyhole.studies.execute import build_executor
 from keyhole.studies.local import TRIES, Local
-from keyhole.training.loop import train
 from tests.studies.task_helpers import (
-    alive, as_held, endings, held, kill, new_study, processes_below, step_saved, trial, wait_until,
+    alive,
+    as_held,
+    endings,
+    held,
+    kill,
+    new_study,
+    processes_below,
+    step_saved,
+    trial,
+    wait_until,
 )  # fmt: skip
 from tests.training.training_helpers import ROOT, differences, end
 
 
-def carry_out(root, tasks, watch=lambda event: None, workers=2):
+def carry_out(root, tasks, watch=None, workers=2):
     events = []
 
     def seen(event):
         events.append(event)
-        watch(event)
+        if watch is not None:
+            watch(event)
 
     with Local(root, workers) as local:
         local.run(tasks, seen)
@@ -88,7 +97,7 @@ def test_a_line_that_a_killed_worker_left_half_does_not_hold_the_study_up(tmp_pa
     root = new_study(tmp_path)
     half = 'import sys; sys.stdin.readline(); sys.stdout.write(\'{"task": "runs/a/se\'); sys.stdout.flush()'
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **given: popen([sys.executable, "-c", half], **given))
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **given: popen([sys.executable, "-c", half], **given))
     events = carry_out(root, [trial(root, "a")], workers=1)
     assert [event.what for event in events] == ["moved", "failed"]
 
@@ -167,33 +176,29 @@ def test_a_task_of_two_processes_is_what_a_person_would_start_with_torchrun(tmp_
 
 @pytest.mark.slow
 def test_a_worker_killed_over_a_task_of_two_processes_leaves_none_of_them_behind(tmp_path):
-    root, gate = new_study(tmp_path), tmp_path / "gate"
-    mixer = {"name": "code/parts.py:Held", "file": str(gate), "after": 8}
-    task = trial(root, "a", processes=2, model_mixer=mixer)
-    family = []
+    root = new_study(tmp_path)
+    task = trial(root, "long", processes=2, train_steps=10**6, train_log_every=10)
+    events, family = [], []
+    with Local(root, 2) as local:
 
-    def watch(event):
-        if event.what == "progress" and not family:
-            wait_until(lambda: step_saved(root, task, 6), "the second save")
-            (worker,) = [pid for pid in processes_below(os.getpid()) if os.getppid() != pid and _is_worker(pid)]
+        def watch(event):
+            events.append(event)
+            if event.what != "progress":
+                return
+            if family:
+                local.stop(task.name)
+                return
+            (worker,) = filter(_is_worker, processes_below(os.getpid()))
             family.extend(processes_below(worker))
             kill(worker, signal.SIGKILL)
-            gate.touch()
+            wait_until(lambda: not any(map(alive, family)), "the end of what the worker had started")
 
-    events = carry_out(root, [task], watch)
-    assert endings(events) == {task.name: "done"}
-    assert [event.what for event in events if event.what != "progress"] == ["started", "moved", "started", "done"]
+        local.run([task], watch)
     assert len(family) >= 3  # torchrun and two that train
-    wait_until(lambda: not any(map(alive, family)), "the end of what the worker had started")
-    alone = train(_recipe(task, root), tmp_path / "one", quiet=True)
-    assert alone.metrics[-1]["loss"] == pytest.approx(end(root / task.name)["rows"][-1]["loss"], abs=1e-4)
+    assert [event.what for event in events if event.what != "progress"] == ["started", "moved", "started", "stopped"]
+    first, second = [event.row["step"] for event in events if event.what == "progress"][:2]
+    assert second > first
 
 
 def _is_worker(pid: int) -> bool:
     return b"keyhole.studies.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _recipe(task, root):
-    from keyhole.core.config import Recipe
-
-    return Recipe.parse(task.recipe, folder=root)
