@@ -30,10 +30,13 @@ OVER = ("done", "failed", "stopped")
 
 
 class Cluster:
-    """The cluster at an address, or the one that this machine belongs to, or one of this machine alone."""
+    """The cluster at an address, or the one that this machine belongs to, or one of this machine alone.
 
-    def __init__(self, root: Path, address: str | None = None, workers: int | None = None) -> None:
-        self.root, self.address, self.workers = root.absolute(), address, workers
+    Nodes that see the study's directory work in it, unless `shared` is False, as where its file system is too slow.
+    """
+
+    def __init__(self, root: Path, address: str | None = None, workers: int | None = None, *, shared: bool = True) -> None:
+        self.root, self.address, self.workers, self.shared = root.absolute(), address, workers, shared
         self.slots = workers or 0
         """Known when the cluster has been joined."""
         self.where = f"Ray cluster at {address}" if address else "Ray cluster"
@@ -90,6 +93,7 @@ class Cluster:
         command = [sys.executable, "-m", "keyhole.studies.driver", str(self.root)]
         command += ["--address", self.address] if self.address else []
         command += ["--workers", str(self.workers)] if self.workers else []
+        command += [] if self.shared else ["--apart"]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -72,11 +72,12 @@ class Driver:
         self.losses: dict[str, int] = {}
         self._manned = time.monotonic()
 
-    def begin(self, here: bool) -> None:
+    def begin(self, here: bool, apart: bool) -> None:
         """Ask every node what it is, and say who carries tasks out."""
         import ray
 
-        write_atomically(self.root / TOKEN, self.token)
+        if not apart:
+            write_atomically(self.root / TOKEN, self.token)
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         about = self._survey([node["NodeID"] for node in nodes])
         refuse_if_different(about)
@@ -143,14 +144,14 @@ class Driver:
         while self.waiting and self._free(self.waiting[0]):
             task = self.waiting.popleft()
             size = min(task.processes, max(largest(), 1))
-            begun = [] if self.shared else [ray.put(files)] * bool(files := pack(self.root, task.name))
+            begun = {} if self.shared else pack(self.root, task.name)
             order = Order(
                 task=task.to_dict(),
                 root=str(self.root),
                 token=self.token,
                 versions=self.versions,
                 files={} if self.shared else self._code(),
-                begun=begun,
+                begun=[ray.put(begun)] if begun else [],
             )
             # Ray's own tries would be silent ones.
             ref = self._carry.options(num_cpus=size, max_retries=0, name=task.name).remote(order, self.board)
@@ -405,6 +406,7 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--address")
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--apart", action="store_true")
     asked = parser.parse_args()
     # What Ray prints, wherever it does, goes to the log and never between the lines that the study reads.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -414,7 +416,7 @@ def main() -> None:
     orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
     try:
-        driver.begin(connect(asked.address, asked.workers))
+        driver.begin(connect(asked.address, asked.workers), asked.apart)
         try:
             driver.serve(orders)
         finally:

@@ -128,7 +128,7 @@ def carry(order: Order, board: Any) -> Outcome:
         # A file of the system, not of Python: processes that the task starts write there too.
         with redirect_stdout(log), redirect_stderr(log):
             try:
-                with _place(order, task, root) as place:
+                with _place(order, root) as place:
                     what, message = _outcome(order, task, place, tell)
                     # Paths in a message are told as the person who reads it knows them.
                     message = message.replace(str(place), str(root))
@@ -141,7 +141,7 @@ def carry(order: Order, board: Any) -> Outcome:
 
 
 @contextmanager
-def _place(order: Order, task: Task, root: Path) -> Iterator[Path]:
+def _place(order: Order, root: Path) -> Iterator[Path]:
     """The study's directory where it can be seen, else a folder like it."""
     import ray
 
@@ -171,7 +171,7 @@ def _outcome(order: Order, task: Task, place: Path, tell: Callable[[Event], None
     torch.set_num_threads(1)
     try:
         _refuse_other_versions(order.versions)
-        _refuse_missing_data(task)
+        refuse_missing_data(task)
         carry_out(task, place, told)
     except (KeyboardInterrupt, Interrupted):
         return "stopped", ""
@@ -190,7 +190,8 @@ def _refuse_other_versions(wanted: dict[str, str]) -> None:
             )
 
 
-def _refuse_missing_data(task: Task) -> None:
+def refuse_missing_data(task: Task) -> None:
+    """A file of the user's must be on this node."""
     source = task.recipe["data"]["source"]
     name = source if isinstance(source, str) else source["name"]
     path = name.removeprefix("hf:")
@@ -218,7 +219,9 @@ def unpack(files: Files, root: Path, name: str) -> None:
     """Put a task's files in their place, all at once; what an earlier try left there makes room."""
     alone = f"{name}.json"
     if foreign := [path for path in files if path != alone and not path.startswith(f"{name}/")]:
-        raise StorageError(f"{foreign[0]!r} came back for {name}, which has no business there; nothing was written")
+        raise StorageError(f"{foreign[0]!r} came back for {name}, where it does not belong; nothing was written")
+    for path in files:
+        inside(root, path)
     if alone in files:
         write_atomically(inside(root, alone), files[alone])
         return

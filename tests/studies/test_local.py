@@ -20,7 +20,7 @@ from tests.studies.task_helpers import (
     step_saved,
     trial,
     wait_until,
-)  # fmt: skip
+)
 from tests.training.training_helpers import ROOT, differences, end
 
 
