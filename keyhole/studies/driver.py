@@ -227,9 +227,10 @@ class Driver:
         if isinstance(error, ray_errors.TaskCancelledError):
             self._tell(Event(task=task.name, what="stopped"))
             return
-        if isinstance(error, ray_errors.WorkerCrashedError | ray_errors.OutOfMemoryError):
+        if isinstance(error, ray_errors.OutOfMemoryError):
+            count, most, what = self.crashes, TRIES, "its node ran out of memory"
+        elif isinstance(error, ray_errors.WorkerCrashedError):
             count, most, what = self.crashes, TRIES, "its worker ended"
-            what += " since its node ran out of memory" * isinstance(error, ray_errors.OutOfMemoryError)
         elif isinstance(error, ray_errors.NodeDiedError | ray_errors.ObjectLostError | ray_errors.LocalRayletDiedError):
             count, most, what = self.losses, LOSSES, "its node was lost"
         else:
@@ -242,7 +243,7 @@ class Driver:
             self._tell(Event(task=task.name, what="moved", message=f"{what}; going on elsewhere"))
             self.waiting.appendleft(task)
         else:
-            self._tell(Event(task=task.name, what="failed", message=f"{what}, {most} times; see logs/cluster.log"))
+            self._tell(Event(task=task.name, what="failed", message=f"{what} {most} times; see logs/cluster.log"))
 
     def _look_after_nodes(self) -> None:
         """A cluster that shrank may have no place for a task that waits: it is asked for with fewer CPUs."""
@@ -316,10 +317,19 @@ def largest() -> int:
 
 def connect(address: str | None, workers: int | None) -> bool:
     """Join the cluster at an address, or the one that this machine belongs to, or start one; tells whether it did."""
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--on ray needs the ray library; install it with: pip install 'keyhole[cluster]'") from None
+    usual = os.environ.pop("RAY_ADDRESS", None)  # which Ray would put before an address that it is given
+    found = address or usual
+    if found in (None, "", "auto"):
+        found = belongs_to()
+    alone = found in (None, "local")
+    if alone:
+        # Ray listens on every network that the machine has: only this study knows the word that opens it. Ray reads it
+        # when it is imported.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    else:
+        refuse_if_unreachable(found)
+    import ray
+
     import keyhole
 
     shared: dict[str, Any] = {
@@ -332,28 +342,18 @@ def connect(address: str | None, workers: int | None) -> bool:
             "env_vars": dict.fromkeys(THREADS, "1") | kept("KEYHOLE_DATA"),
         },
     }
-    usual = os.environ.pop("RAY_ADDRESS", None)  # which Ray would put before an address that it is given
-    found = address or usual
-    if found in (None, "", "auto"):
-        found = belongs_to()
-    if found in (None, "local"):
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        ray.init(
-            "local",
-            num_cpus=workers or cores(),
-            include_dashboard=False,  # it listens, trusts whoever asks, and was exploited for it
-            object_store_memory=LOCAL_STORE,
-            _node_ip_address="127.0.0.1",
-            **shared,
-        )
+    if alone:
+        ray.init("local", num_cpus=workers or cores(), include_dashboard=False, object_store_memory=LOCAL_STORE, **shared)
         return True
-    refuse_if_unreachable(found)
     try:
         ray.init(found, **shared)
     except ImportError:
         raise InputError(f"{found} is spoken to with grpc; install it with: pip install 'ray[client]'") from None
     except Exception as error:  # the library raises many kinds
-        raise KeyholeError(f"the Ray cluster at {found} cannot be joined: {said(error)}") from error
+        raise KeyholeError(
+            f"the Ray cluster at {found} cannot be joined: {said(error)}; it wants the same Python and Ray as here, and "
+            "RAY_AUTH_MODE and RAY_AUTH_TOKEN where it was started with them"
+        ) from error
     return False
 
 

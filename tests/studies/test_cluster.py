@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,17 @@ from tests.studies.task_helpers import (
     wait_until,
 )
 
+# Looked for and not imported: Ray reads its settings when it is.
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="wants the extra: pip install 'keyhole[cluster]'")
+
 
 def cluster_tests(test):
     """Nodes have a CPU each."""
-    return pytest.mark.slow(pytest.mark.alone(test))
+    return pytest.mark.slow(pytest.mark.alone(with_ray(test)))
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    pytest.importorskip("ray")
     from tests.studies.two_nodes import TwoNodes
 
     with TwoNodes() as nodes:
@@ -47,13 +50,14 @@ def nodes():
 
 
 def some_tasks(root):
-    """Two trials, one of them with a part that prints, an audit, and two tasks that cannot be carried out."""
+    """Two trials, one of them with a part that prints, an audit, and three tasks that cannot be carried out."""
     return [
         audit(root, "base"),
         trial(root, "base", 1),
         trial(root, "chatty", 0, model_mixer="code/parts.py:Chatty", model_dropout=0.1),
         trial(root, "Broken", 0, model_mixer="code/parts.py:Broken"),
         trial(root, "Nothing", 0, model_mixer="code/parts.py:Nothing"),
+        trial(root, "Deadly", 0, model_mixer="code/parts.py:Deadly"),
     ]
 
 
@@ -95,7 +99,9 @@ def test_a_cluster_gives_what_this_machine_gives_bit_for_bit(nodes, here, tmp_pa
     assert list(endings(events).values()).count("done") == 3
     assert [unlike(task, root, copy) for task in tasks[:3]] == [[], [], []]
     expected = {name: text.replace(str(root), str(copy)) for name, text in messages(told_here).items()}
+    expected["runs/Deadly/seed-0"] = "its worker ended 2 times; see logs/cluster.log"
     assert messages(events) == expected
+    assert [event.task for event in events if event.what == "moved"] == ["runs/Deadly/seed-0"]
     for task in tasks[1:3]:
         seen = [event for event in events if event.task == task.name and event.what == "progress"]
         assert seen[-1].progress == 1.0
@@ -172,15 +178,19 @@ def test_what_a_stopped_study_has_trained_is_saved_and_goes_on_anywhere(nodes, h
 
 @cluster_tests
 def test_a_cluster_of_this_machine_is_started_where_there_is_none_and_ends_with_the_study(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
     short = Path(tempfile.mkdtemp(prefix="kh", dir="/tmp"))
     monkeypatch.setenv("RAY_TMPDIR", str(short))
     root = new_study(tmp_path)
     task = trial(root, "two", processes=2, train_steps=3)
     with build_executor("ray", root, 2) as cluster:
         assert (cluster.slots, cluster.where) == (2, "Ray on this machine, 2 CPUs")
-        started = processes_below(os.getpid())
-        assert listening_to_others(started) == []
+        (driver,) = (pid for pid in processes_below(os.getpid()) if str(root) in Path(f"/proc/{pid}/cmdline").read_text())
+        started = processes_below(driver)
+        servers = [pid for pid in started if Path(f"/proc/{pid}/exe").resolve().name in ("gcs_server", "raylet")]
+        tokens = {token_of(pid) for pid in servers}
+        assert len(servers) == 2
+        assert len(tokens) == 1
+        assert len(tokens.pop() or "") == 64  # Ray listens on every network
         events = []
         cluster.run([task], events.append)
     assert endings(events) == {task.name: "done"}
@@ -189,16 +199,14 @@ def test_a_cluster_of_this_machine_is_started_where_there_is_none_and_ends_with_
     shutil.rmtree(short)
 
 
-def listening_to_others(pids):
-    """Sockets of processes that other machines could reach."""
-    listed = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
-    own = [line.split()[3] for line in listed if any(f"pid={pid}," in line for pid in pids)]
-    assert own, "a cluster listens somewhere"
-    return [address for address in own if not address.startswith(("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"))]
+def token_of(pid):
+    """The word that this process wants to hear from whoever speaks to it."""
+    known = dict(line.split(b"=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in line)
+    return known[b"RAY_AUTH_TOKEN"] if known.get(b"RAY_AUTH_MODE") == b"token" else None
 
 
+@with_ray
 def test_an_address_without_a_cluster_is_told_in_a_sentence_and_soon(tmp_path):
-    pytest.importorskip("ray")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nothing answers
         port = taken.getsockname()[1]
@@ -224,6 +232,7 @@ def test_without_the_library_the_command_that_installs_it_is_given(tmp_path, mon
         Cluster(tmp_path).__enter__()
 
 
+@with_ray
 def test_a_cluster_that_is_gone_is_told_and_the_study_can_go_on(tmp_path, monkeypatch):
     root = new_study(tmp_path)
     begins = 'print(\'{"slots": 2, "where": "somewhere"}\', flush=True); input()'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -28,8 +29,14 @@ class TwoNodes:
     def __enter__(self) -> Self:
         # Ray leaves a note of its address: not where the machine's other users of Ray would read it. Short, for sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="kh", dir="/tmp"))
-        self._before = {name: os.environ.get(name) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
-        os.environ |= {"RAY_TMPDIR": str(self._folder), "RAY_USAGE_STATS_ENABLED": "0"}
+        own = {
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        self._before = {name: os.environ.get(name) for name in own}
+        os.environ |= own
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own affairs
             from ray.cluster_utils import Cluster
