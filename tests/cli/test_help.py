@@ -20,6 +20,8 @@ OPTIONS = {
     "sample": ("--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
     "runs": ("--json",),
     "parts": ("--json",),
+    "audit": ("--kind", "--set", "--no-canary", "--json"),
+    "study": ("--out", "--seeds", "--workers", "--on", "--resume", "--json", "--quiet"),
     "export": ("--json",),
     "import": ("--json",),
     "doctor": ("--json",),

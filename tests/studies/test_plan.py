@@ -113,7 +113,7 @@ def test_a_prepared_study_is_whole_in_its_own_folder(tmp_path):
     (source / "my.py").unlink()
     (source / "base.toml").unlink()
     again = stored_plan(out)
-    assert again.arm("my.own+1").recipe.model.mixer.name == "code/my.py:Mine"
+    assert again.arm("my.own+1").recipe.model.mixer.name == f"{out}/code/my.py:Mine"
     assert again.arm("my.own+1").note == "of my own"
     after = prepare(again, out, resume=True)
     assert [task.digest for task in after.trials(dict.fromkeys(after.recipes))] == [
