@@ -178,9 +178,9 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_axis(key: str, value: Mapping[str, Any]) -> bool:
+    """Whether a table says what to vary, or holds tables that do."""
     section, _, name = key.partition(".")
-    holds_axes = all(isinstance(item, dict | list) for item in value.values())
-    return bool(name) and not (_is_part(section, name) and holds_axes)
+    return not all(isinstance(item, dict | list) for item in value.values()) or (bool(name) and not _is_part(section, name))
 
 
 def _axis(key: str, value: Any, table: Mapping[str, Any], recipe: Recipe) -> Axis:
@@ -208,7 +208,8 @@ def _read_key(key: str) -> tuple[str, str, str]:
     name, _, option = rest.partition(".")
     known = [f"{word}.{field}" for word, fields in SECTIONS.items() for field in fields.model_fields]
     if f"{section}.{name}" not in known:
-        raise InputError(f"[space] has the unknown key {key!r}{nearest(f'{section}.{name}', known)}")
+        meant = next((place for place in known if place.endswith(f".{key}")), f"{section}.{name}")
+        raise InputError(f"[space] has the unknown key {key!r}{nearest(meant, known)}")
     if option and not _is_part(section, name):
         raise InputError(f'"{key}": {section}.{name} is no part and has no options; search "{section}.{name}" itself')
     return section, name, option
