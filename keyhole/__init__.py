@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from keyhole.core.errors import InputError, KeyholeError, RunStopped, StorageError
     from keyhole.core.findings import Finding
     from keyhole.model.lm import build
-    from keyhole.record.run import Run, list_runs, open_run
+    from keyhole.record.compare import compare_runs
+    from keyhole.record.index import list_runs
+    from keyhole.record.run import Run, open_run
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
@@ -35,10 +37,11 @@ _WHERE = {
     "RunStopped": "keyhole.core.errors",
     "StorageError": "keyhole.core.errors",
     "build": "keyhole.model.lm",
+    "compare_runs": "keyhole.record.compare",
     "evaluate": "keyhole.use.evaluate",
     "export_run": "keyhole.use.export",
     "import_gpt2": "keyhole.use.gpt2",
-    "list_runs": "keyhole.record.run",
+    "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
     "sample": "keyhole.use.sample",
     "train": "keyhole.training.loop",
@@ -53,6 +56,7 @@ __all__ = [
     "RunStopped",
     "StorageError",
     "build",
+    "compare_runs",
     "evaluate",
     "export_run",
     "import_gpt2",
