@@ -25,9 +25,12 @@ FIRST = (
     *("tokens_per_second", "parameters"),
 )
 """The same, by who is let in first where the line is short."""
-NARROWEST = {"run": 24, "state": 12, "model": 22, "source": 14}
+NARROWEST = {"run": 24, "state": 20, "model": 24, "source": 14}
 """How far a column may be cut to let another in."""
+READABLE = 48
+"""How much of a run's path goes before the columns after the model."""
 GAP = "  "
+LOSSES = ("train_loss", "dev_loss", "dev_bits_per_byte")
 _TITLES = {
     "train_loss": "train\nloss",
     "dev_loss": "dev\nloss",
@@ -43,7 +46,7 @@ def _whole(value: float) -> str:
 
 _FORMS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("step", "saved", "steps", "tokens", "parameters", "tokens_per_second"), _whole),
-    **dict.fromkeys(("train_loss", "dev_loss", "dev_bits_per_byte"), number),
+    **dict.fromkeys(LOSSES, number),
     "seconds": lambda value: f"{value:,.1f}",
     "rate": lambda value: f"{value:g}",
     "source": lambda value: Path(value).name,
@@ -57,21 +60,20 @@ class _Column(NamedTuple):
     title: list[str]
     cells: list[str]
     wanted: int
+    narrowest: int
 
     @property
     def right(self) -> bool:
         return COLUMNS[self.name].kind == "number"
-
-    @property
-    def narrowest(self) -> int:
-        return min(self.wanted, NARROWEST.get(self.name, self.wanted))
 
 
 def lines(rows: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> Iterable[str]:
     """The head, a rule, and a line for each run; the columns that were asked for, or those that fit."""
     output = console()
     columns = [_column(name, rows) for name in names or ORDER]
-    width = output.width if sys.stdout.isatty() else max(output.width, _least(columns[:2], whole_runs=True))
+    width = output.width
+    if not sys.stdout.isatty():  # a program that reads the lines wants to find the run
+        columns = [column._replace(narrowest=column.wanted) if column.name == "run" else column for column in columns]
     chosen = columns if names else _fitting(columns, width)
     widths = _widths(chosen, width)
     dots = "…" if speaks_unicode() else "..."
@@ -105,7 +107,8 @@ def _column(name: str, rows: Sequence[dict[str, Any]]) -> _Column:
     cells = [shown(name, row[name]) for row in rows]
     title = _TITLES.get(name, name).split("\n")
     title = [""] * (2 - len(title)) + title
-    return _Column(name, title, cells, max(map(_length, (*title, *cells))))
+    wanted = max(map(_length, (*title, *cells)))
+    return _Column(name, title, cells, wanted, min(wanted, NARROWEST.get(name, wanted)))
 
 
 def _fitting(columns: list[_Column], width: int) -> list[_Column]:
@@ -113,14 +116,16 @@ def _fitting(columns: list[_Column], width: int) -> list[_Column]:
     told = {column.name: column for column in columns if column.name in FIRST[:5] or set(column.cells) - {"-"}}
     chosen: list[_Column] = []
     for name in FIRST:
-        if name in told and (len(chosen) < 2 or _least([*chosen, told[name]]) <= width):
+        if name not in told:
+            continue
+        path = 0 if FIRST.index(name) <= FIRST.index("model") else min(told["run"].wanted, READABLE) - told["run"].narrowest
+        if len(chosen) < 2 or _least([*chosen, told[name]]) + max(path, 0) <= width:
             chosen.append(told[name])
     return [column for column in columns if column in chosen]
 
 
-def _least(columns: list[_Column], *, whole_runs: bool = False) -> int:
-    sizes = [column.wanted if whole_runs and column.name == "run" else column.narrowest for column in columns]
-    return sum(sizes) + len(GAP) * (len(sizes) - 1)
+def _least(columns: list[_Column]) -> int:
+    return sum(column.narrowest for column in columns) + len(GAP) * (len(columns) - 1)
 
 
 def _widths(columns: list[_Column], width: int) -> list[int]:
@@ -163,6 +168,9 @@ def _length(text: str) -> int:
 def _coloured(name: str, cell: str, row: dict[str, Any]) -> str:
     if name == "state":
         return typer.style(cell, fg=_COLOURS.get(row["state"], "red"))
-    if name == "honest" and row["honest"] == "fails":
+    if row["honest"] == "fails" and name == "honest":
         return typer.style(cell, fg="red")
+    if row["honest"] == "fails" and name in LOSSES:
+        text = cell.strip()  # struck out: it cannot be compared
+        return cell.replace(text, typer.style(text, strikethrough=True))
     return cell

@@ -72,7 +72,7 @@ EXAMPLES = {
     "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
-    "runs": "keyhole runs runs",
+    "runs": 'keyhole runs runs --where "dev_loss<1.5" --sort dev_loss',
     "parts": "keyhole parts merge",
     "export": "keyhole export runs/first exported/first",
     "import": "keyhole import exported/first runs/again",

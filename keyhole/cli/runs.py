@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from keyhole.cli.listing import lines, shown
-from keyhole.cli.output import Json, console, print_json, print_rows, table
+from keyhole.cli.output import Json, cell, console, print_json, print_rows, table
 from keyhole.core.errors import InputError
 
 _RESULTS = (
@@ -21,7 +21,7 @@ _RESULTS = (
 def runs(
     places: Annotated[
         list[Path] | None,
-        typer.Argument(help="Where the runs lie (default: runs); with --compare, the runs.", metavar="[DIR]"),
+        typer.Argument(help="Where the runs lie (default: runs); with --compare, the runs.", metavar="DIR"),
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -66,6 +66,8 @@ def runs(
 
 
 def _compare(paths: list[Path], json: bool) -> None:
+    from rich.text import Text
+
     from keyhole.record.compare import compare_runs
 
     found = compare_runs(paths)
@@ -73,21 +75,25 @@ def _compare(paths: list[Path], json: bool) -> None:
         print_json(found)
         return
     common = os.path.commonpath([path.parent for path in paths]) if _alike(paths) else ""
-    names = [str(path.relative_to(common)) if common else str(path) for path in paths]
-    made = table(f"in {common}" if common else "", *names)
+    names = [shown("run", str(path.relative_to(common)) if common else str(path)) for path in paths]
+    made = table("", *names)
+    for column in made.columns:
+        column.header = Text(str(column.header), overflow="fold")
     for name in _RESULTS:
         values = [shown(name, row[name]) for row in found["runs"]]
         if set(values) != {"-"}:
-            made.add_row(name, *values)
+            made.add_row(name, *map(cell, values))
     for section in ("recipe", "environment"):
         made.add_section()
         if not found[section]:
             made.add_row(f"{section}: the same", *("" for _ in paths), style="dim")
         for key, values in found[section].items():
-            made.add_row(key, *map(_value, values))
+            made.add_row(key, *(Text(_value(value)) for value in values))
+    if common not in ("", "."):
+        typer.echo(f"in {shown('run', common)}")
     console().print(made)
     for remark in found["remarks"]:
-        typer.echo(f"! {remark}")
+        typer.echo(f"! {shown('', remark)}")
 
 
 def _alike(paths: list[Path]) -> bool:

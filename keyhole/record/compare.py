@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.core.errors import InputError
-from keyhole.core.files import read_json
+from keyhole.core.files import read_object
 from keyhole.record.environment import RECIPE_DIGEST, stored_recipe
 from keyhole.record.summary import summarise
 
-PASSING = ("command", RECIPE_DIGEST, "precision.reason")
-"""What an environment says that explains no difference: how it was asked for, and what the probe measured that day."""
+PASSING = ("command", RECIPE_DIGEST, "precision.reason", "parameters")
+"""What an environment says that explains no difference, or that stands elsewhere."""
 
 
 def compare_runs(runs: Iterable[Any]) -> dict[str, Any]:
@@ -37,8 +37,7 @@ def compare_runs(runs: Iterable[Any]) -> dict[str, Any]:
 
 def _environment(path: Path) -> dict[str, Any]:
     file = path / "environment.json"
-    known = read_json(file) if file.exists() else {}
-    return _flat(known) if isinstance(known, dict) else {}
+    return _flat(read_object(file)) if file.exists() else {}
 
 
 def _recipe(path: Path) -> dict[str, Any]:
@@ -62,7 +61,11 @@ def _differing(all_values: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _remarks(rows: list[dict[str, Any]], recipe: dict[str, list[Any]], environment: dict[str, list[Any]]) -> list[str]:
     said = []
-    if "data.hash" in environment or any(key in recipe for key in ("data.tokenizer", "data.split", "data.rows")):
+    if len(set(environment.get("data.hash", ())) - {None}) > 1 or recipe.keys() & {
+        "data.tokenizer",
+        "data.split",
+        "data.rows",
+    }:
         said.append("the data differ, so losses are not comparable; bits per byte are where the text is the same")
     if "train.eval_tokens" in recipe:
         said.append("the dev losses read different numbers of tokens")

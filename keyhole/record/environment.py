@@ -12,7 +12,7 @@ from typing import Any
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import StorageError
-from keyhole.core.files import read_json
+from keyhole.core.files import read_object
 
 RECIPE_DIGEST = "recipe_sha256"
 """Under this key stands the SHA-256 of recipe.toml: half of a TOML file may be a whole one, of another model."""
@@ -45,7 +45,7 @@ def stored_recipe(folder: Path) -> Recipe:
     """The recipe of a run, every default filled in; one that is not as the run began with it is refused."""
     path, beside = folder / "recipe.toml", folder / "environment.json"
     recipe = Recipe.load(path)
-    known = read_json(beside).get(RECIPE_DIGEST) if beside.exists() else None
+    known = read_object(beside).get(RECIPE_DIGEST) if beside.exists() else None
     if known not in (None, text_digest(path.read_text(encoding="utf-8"))):
         raise StorageError(
             f"{path} is damaged or was changed since this run began; put it back, or, if you changed it knowingly, "

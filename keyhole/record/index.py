@@ -90,38 +90,38 @@ def find_runs(folder: Path) -> Iterator[tuple[str, str]]:
     waiting = [""]
     while waiting:
         place = waiting.pop()
-        here = os.path.join(folder, place)
+        here = f"{folder}/{place}"
         files, folders = _entries(here)
         if "recipe.toml" in files:
-            stamps = [_stamp(files[name]) if name in files else "" for name in READ_FROM]
-            yield place, " ".join([*stamps, *(_saved_stamps(f"{here}/checkpoints") if "checkpoints" in folders else ())])
+            saved = _saved_stamps(f"{here}/checkpoints") if "checkpoints" in folders else ()
+            yield place, " ".join([*(files.get(name, "") for name in READ_FROM), *saved])
             folders = [name for name in folders if name not in ("code", "checkpoints")]
-        waiting += [os.path.join(place, name) for name in folders if not name.startswith(".")]
+        waiting += [f"{place}/{name}" if place else name for name in folders if name[0] != "."]
 
 
-def _entries(here: str) -> tuple[dict[str, os.DirEntry[str]], list[str]]:
-    files: dict[str, os.DirEntry[str]] = {}
+def _entries(here: str) -> tuple[dict[str, str], list[str]]:
+    """The stamps of the files that a row is read from, and the names of the folders."""
+    files: dict[str, str] = {}
     folders: list[str] = []
     with suppress(OSError), os.scandir(here) as entries:  # gone in the meantime, or not ours to read
         for entry in entries:
-            if entry.name in READ_FROM:
-                files[entry.name] = entry
+            name = entry.name
+            if name in READ_FROM:
+                files[name] = _stamp(f"{here}/{name}")
             elif entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
+                folders.append(name)
     return files, folders
 
 
-def _saved_stamps(checkpoints: str) -> Iterator[str]:
+def _saved_stamps(checkpoints: str) -> list[str]:
     """The steps that are there, and the files of the newest, which a row vouches for."""
     steps = sorted(name for name in _entries(checkpoints)[1] if name.startswith("step-"))
-    yield ",".join(steps)
-    for name in SAVED if steps else ():
-        yield _stamp(f"{checkpoints}/{steps[-1]}/{name}")
+    return [",".join(steps), *(_stamp(f"{checkpoints}/{steps[-1]}/{name}") for name in (SAVED if steps else ()))]
 
 
-def _stamp(file: os.DirEntry[str] | str) -> str:
+def _stamp(file: str) -> str:
     try:
-        seen = file.stat() if isinstance(file, os.DirEntry) else os.stat(file)
+        seen = os.stat(file)
     except OSError:
         return "gone"
     return f"{seen.st_mtime_ns}:{seen.st_size}"
@@ -135,7 +135,12 @@ def _answer(
     names = list(COLUMNS)
     facts = ", ".join(f'"{name}"' for name in names[1:])
     chosen = base.execute(f"SELECT path, {facts} FROM runs{query.sql}", query.values)
-    return [dict(zip(names, (str(folder / os.fsdecode(path)), *values), strict=True)) for path, *values in chosen]
+    start = "" if folder == Path() else f"{folder}/"
+    return [dict(zip(names, (_named(start, path), *values), strict=True)) for path, *values in chosen]
+
+
+def _named(start: str, path: bytes) -> str:
+    return start + path.decode("utf-8", "surrogateescape") if path else start[:-1] or "."
 
 
 def _without(file: Path | None, folder: Path, found: dict[str, str], query: Query, reindex: bool) -> list[dict[str, Any]]:
@@ -178,13 +183,15 @@ def _prepare(base: sqlite3.Connection, file: Path) -> None:
 
 def _refresh(base: sqlite3.Connection, folder: Path, found: dict[str, str], reindex: bool) -> None:
     """Read what is new or changed, forget what is gone; nothing is written where nothing happened."""
-    known = {os.fsdecode(path): stamp for path, stamp in base.execute("SELECT path, stamp FROM runs")}
+    known = {path.decode("utf-8", "surrogateescape"): stamp for path, stamp in base.execute("SELECT path, stamp FROM runs")}
     gone = known.keys() - found.keys()
     if gone:  # but one that began, and that another process found, since we looked is not gone
         gone -= dict(find_runs(folder)).keys()
     changed = [(path, stamp) for path, stamp in found.items() if reindex or known.get(path) != stamp]
-    if gone:
-        with base:
+    if gone or changed:
+        with base:  # an index that cannot be written says so here, before anything was read for it
+            base.execute("BEGIN IMMEDIATE")
+            base.execute(f"PRAGMA user_version = {VERSION}")
             base.executemany("DELETE FROM runs WHERE path = ?", [(os.fsencode(path),) for path in gone])
     if len(changed) >= MANY:
         _note(f"reading {len(changed):,} runs below {folder}; the next listing reads only what changes")
@@ -205,9 +212,14 @@ def _row(folder: Path, path: str, stamp: str) -> tuple[Any, ...]:
     summary = summarise(folder / path)
     if str(summary["state"]).startswith(DAMAGED):
         stamp = "read again"
-    place = re.sub(r"\d+", lambda digits: digits[0].zfill(12), path).replace(os.sep, "\x01")
     values = (path, *(summary[name] for name in COLUMNS if name != "run"))
-    return (os.fsencode(path), stamp, *map(_value, (place, *values)))
+    return (os.fsencode(path), stamp, *map(_value, (_place(path), *values)))
+
+
+def _place(path: str) -> str:
+    """A path that sorts as people count: seed-2 before seed-10, rate-0.0003 before rate-0.001, a folder in one piece."""
+    counted = re.sub(r"(?<![\d.])\d+", lambda digits: f"{digits[0]:0>12}{len(digits[0])}", path)
+    return counted.replace("/", "\x01")
 
 
 def _value(value: Any) -> Any:

@@ -47,7 +47,7 @@ class Query:
 def known_column(name: str) -> str:
     """The name of a column, or an error that names the nearest."""
     if name not in COLUMNS:
-        raise InputError(f"runs have no column {name!r}{nearest(name, COLUMNS)}; docs/runs.md lists them all")
+        raise InputError(f"runs have no column {name!r}; docs/runs.md lists all there are{nearest(name, COLUMNS)}")
     return name
 
 

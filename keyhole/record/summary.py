@@ -8,7 +8,7 @@ from typing import Any
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import KeyholeError, StorageError
-from keyhole.core.files import read_json
+from keyhole.core.files import read_json, read_object
 from keyhole.record import checkpoint
 from keyhole.record.columns import COLUMNS
 from keyhole.record.environment import stored_recipe
@@ -77,11 +77,7 @@ def _of_others(path: Path) -> dict[str, Any]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is no file."""
-    value = read_json(path) if path.exists() else {}
-    if not isinstance(value, dict):
-        raise StorageError(f"{path} is damaged: it holds no JSON object; restore it or remove it")
-    return value
+    return read_object(path) if path.exists() else {}
 
 
 def _findings(path: Path) -> list[dict[str, Any]]:
