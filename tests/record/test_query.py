@@ -1,5 +1,7 @@
 """Which runs a condition chooses, in what order, and what is no condition."""
 
+import json
+
 import pytest
 from many_runs import make_runs
 
@@ -132,11 +134,11 @@ def test_the_last_rows_are_found_from_the_end_whatever_the_block(tmp_path, monke
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
-    (tmp_path / NAME).write_text(row(0, dev_loss=9) + "".join(map(row, range(1, 50_000))) + row(50_000, dev_loss=1))
-    import json
-
+    (tmp_path / NAME).write_text(
+        "".join(map(row, range(49_000))) + row(49_000, dev_loss=1) + "".join(map(row, range(49_001, 50_001)))
+    )
     kept, parsed = json.loads, []
     monkeypatch.setattr(json, "loads", lambda text: parsed.append(text) or kept(text))
     last, found = last_rows(tmp_path, "dev_loss")
-    assert last == found == {"step": 50_000, "loss": 1.5, "dev_loss": 1}
-    assert len(parsed) <= 2
+    assert (last, found) == ({"step": 50_000, "loss": 1.5}, {"step": 49_000, "loss": 1.5, "dev_loss": 1})
+    assert len(parsed) in (2, 3)
