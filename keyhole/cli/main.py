@@ -75,7 +75,7 @@ EXAMPLES = {
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
     "audit": "keyhole audit my.py:Mine --no-canary",
-    "runs": "keyhole runs runs",
+    "runs": 'keyhole runs runs --where "dev_loss<1.5" --sort dev_loss',
     "parts": "keyhole parts merge",
     "study": "keyhole study recipes/studies/founding.toml",
     "export": "keyhole export runs/first exported/first",

@@ -18,7 +18,7 @@ OPTIONS = {
     "train": ("--out", "--resume", "--set", "--json", "--quiet"),
     "eval": ("--text", "--file", "--json"),
     "sample": ("--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
-    "runs": ("--json",),
+    "runs": ("--where", "--sort", "--descending", "--limit", "--columns", "--reindex", "--compare", "--json"),
     "parts": ("--json",),
     "audit": ("--kind", "--set", "--no-canary", "--json"),
     "study": ("--out", "--seeds", "--workers", "--on", "--resume", "--json", "--quiet"),
