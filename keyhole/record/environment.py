@@ -9,8 +9,6 @@ import sys
 from importlib import metadata
 from typing import Any
 
-import torch
-
 RECIPE_DIGEST = "recipe_sha256"
 """Under this key stands the SHA-256 of recipe.toml: half of a TOML file may be a whole one, of another model."""
 
@@ -19,6 +17,8 @@ PACKAGES = ("keyhole", "torch", "numpy", "safetensors", "tokenizers", "pydantic"
 
 def environment() -> dict[str, Any]:
     """Versions, machine and threads."""
+    import torch  # here, since records are opened by what never computes, and reading should be quick
+
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "machine": {

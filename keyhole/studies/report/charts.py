@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyhole.core.files import write_atomically
 from keyhole.record.metrics import read_metrics
-from keyhole.studies.report.grammar import Axis, Line, Look, arm_looks, lines, to_png, to_svg
+from keyhole.studies.report.grammar import (
+    FEW,
+    Axis,
+    Line,
+    Look,
+    Point,
+    altair,
+    arm_looks,
+    lines,
+    plain_spec,
+    to_png,
+    to_svg,
+)
 from keyhole.studies.report.rows import dumbbell, forest
 from keyhole.studies.report.wording import MEASURES
 
@@ -20,7 +33,7 @@ if TYPE_CHECKING:
 
 GRID = 80
 """A curve is drawn through at most so many points."""
-SHOWN_FROM = 0.1
+SHOWN_FROM = 0.2
 """Curves fall steeply at first; what arms differ by afterwards would be a hair's breadth if all of it were shown."""
 
 
@@ -32,6 +45,7 @@ class Picture:
     title: str
     caption: str
     svg: str
+    png: bytes
 
 
 @dataclass(frozen=True)
@@ -39,20 +53,21 @@ class _Chart:
     key: str
     title: str
     caption: str
-    drawn: Any
+    spec: dict[str, Any]
 
 
 def draw(result: StudyResult) -> list[Picture]:
-    """All charts that the study has numbers for, as SVG."""
-    made = (kind(result) for kind in (_differences, _whole_and_prefix, _curves, _positions, _past, _rates))
-    return [
-        Picture(chart.key, chart.title, chart.caption, to_svg(chart.drawn, chart.key, chart.title, chart.caption))
-        for chart in made
-        if chart is not None
-    ]
+    """All charts that the study has numbers for, as SVG and PNG."""
+    altair()
+    # What turns charts into pictures is no Python and leaves the other core free: one is drawn while the next is made.
+    with ThreadPoolExecutor(2) as pool:
+        drawn = [pool.submit(_picture, chart) for kind in KINDS if (chart := kind(result)) is not None]
+        return [picture.result() for picture in drawn]
 
 
-KEYS = ("differences", "prefix", "curves", "positions", "past", "rates")
+def _picture(chart: _Chart) -> Picture:
+    svg = to_svg(chart.spec, chart.key, chart.title, chart.caption)
+    return Picture(chart.key, chart.title, chart.caption, svg, to_png(svg))
 
 
 def save_charts(result: StudyResult, folder: str | Path) -> dict[str, Path]:
@@ -66,7 +81,7 @@ def save_pictures(pictures: Iterable[Picture], folder: Path) -> dict[str, Path]:
     for picture in pictures:
         written[picture.key] = folder / f"{picture.key}.svg"
         write_atomically(written[picture.key], picture.svg)
-        write_atomically(folder / f"{picture.key}.png", to_png(picture.svg))
+        write_atomically(folder / f"{picture.key}.png", picture.png)
     for key in KEYS:
         if key not in written:
             for ending in ("svg", "png"):
@@ -81,12 +96,13 @@ def _differences(result: StudyResult) -> _Chart | None:
     name, unit = MEASURES[result.measure]
     lower = result.measure != "accuracy"
     caption = (
-        f"{name} of each arm minus {result.plan.baseline}'s, paired by seed, with intervals corrected over arms; "
-        f"{'left' if lower else 'right'} of 0 is better. Hollow: not distinguishable. Arms that are not comparable have no mark."
+        f"{name.capitalize()} of each arm minus {result.plan.baseline}'s, paired by seed, with intervals corrected over "
+        "arms; "
+        f"{'left' if lower else 'right'} of 0 is better. Hollow: not distinguishable. Not comparable: no mark."
     )
     axis = f"difference in {name}{f', {unit}' if unit else ''}"
     drawn = forest(result.differences, arm_looks(result), axis, lower_is_better=lower)
-    return _Chart("differences", f"Difference to {result.plan.baseline}", caption, drawn)
+    return _Chart("differences", f"Difference to {result.plan.baseline}", caption, plain_spec(drawn))
 
 
 def _whole_and_prefix(result: StudyResult) -> _Chart | None:
@@ -103,7 +119,7 @@ def _whole_and_prefix(result: StudyResult) -> _Chart | None:
         "Hollow: the loss when a window is read whole, as every training script reports it. Filled: each token foretold "
         "from what stands before it alone, as use does. An honest model has both in one place."
     )
-    return _Chart("prefix", "Read whole, and prefix by prefix", caption, dumbbell(rows, arm_looks(result)))
+    return _Chart("prefix", "Read whole, and prefix by prefix", caption, plain_spec(dumbbell(rows, arm_looks(result))))
 
 
 def _curves(result: StudyResult) -> _Chart | None:
@@ -114,13 +130,12 @@ def _curves(result: StudyResult) -> _Chart | None:
         return None
     end = max(point[0] for line in drawn for point in line.points)
     late = [point[3] for line in drawn for point in line.points if point[0] >= SHOWN_FROM * end]
-    top = min(max(late), max(point[3] for line in drawn for point in line.points))
     caption = (
         "Dev loss while training: the mean over seeds, and between the lowest and the highest seed. "
-        "What lies above the first tenth's loss is cut off. Grey and dashed: not comparable."
+        f"The steep first fifth is cut off. {_key(drawn)}"
     )
-    chart = lines(drawn, result.plan.baseline, Axis(axis), Axis("dev loss, nats", high=top))
-    return _Chart("curves", "Dev loss while training", caption, chart)
+    chart = lines(drawn, result.plan.baseline, Axis(axis), Axis("dev loss, nats", high=max(late)))
+    return _Chart("curves", "Dev loss while training", caption, plain_spec(chart))
 
 
 def _against(result: StudyResult) -> tuple[str, str]:
@@ -179,11 +194,10 @@ def _positions(result: StudyResult) -> _Chart | None:
         return None
     axis = Axis("position in the block", log=True, format="~d")
     chart = lines(drawn, result.plan.baseline, axis, Axis("dev loss, nats"))
-    caption = (
-        "Dev loss at each position of the block, mean and range over seeds: what more context is worth. "
-        "Grey and dashed: not comparable."
+    caption = "Dev loss at each position of the block, mean and range over seeds: what more context is worth. " + _key(
+        drawn
     )
-    return _Chart("positions", "Loss by position", caption, chart)
+    return _Chart("positions", "Loss by position", caption, plain_spec(chart))
 
 
 def _past(result: StudyResult) -> _Chart | None:
@@ -202,23 +216,26 @@ def _past(result: StudyResult) -> _Chart | None:
     absent = [arm.name for arm in result.arms if arm.done and arm.name not in {line.arm for line in drawn}]
     caption = (
         f"Dev loss by position in windows {longest} times as long as those that trained. "
-        f"{f'Not drawn, because they cannot read so far: {_listed(absent)}. ' if absent else ''}"
-        "Grey and dashed: not comparable."
+        f"{f'Not drawn, because they cannot read so far: {_listed(absent)}. ' if absent else ''}" + _key(drawn)
     )
     smooth = [Line(line.arm, line.look, _in_stretches(line.points)) for line in drawn]
     axes = Axis("position", format="~d"), Axis("loss, nats")
     chart = lines(smooth, result.plan.baseline, *axes, mark=(block, "trained length"))
-    return _Chart("past", "Beyond the trained length", caption, chart)
+    return _Chart("past", "Beyond the trained length", caption, plain_spec(chart))
 
 
-def _in_stretches(
-    points: list[tuple[float, float, float, float]], most: int = 40
-) -> list[tuple[float, float, float, float]]:
+def _in_stretches(points: list[Point], most: int = 40) -> list[Point]:
     """Neighbours together: the loss at single positions of a few windows is noise."""
     size = math.ceil(len(points) / most)
     groups = [points[at : at + size] for at in range(0, len(points), size)]
     means = [[statistics.fmean(column) for column in zip(*group, strict=True)] for group in groups]
     return [(x, mean, low, high) for x, mean, low, high in means]
+
+
+def _key(drawn: list[Line]) -> str:
+    """What the looks of lines mean."""
+    behind = "Pale in every panel: the baseline. " if len(drawn) > FEW else ""
+    return behind + ("Grey and dashed: not comparable." if any(line.look.dashed for line in drawn) else "")
 
 
 def _listed(names: list[str], most: int = 8) -> str:
@@ -236,14 +253,19 @@ def _rates(result: StudyResult) -> _Chart | None:
         return None
     caption = (
         "Mean dev loss at each learning rate that was tried; every arm tried the same. A course whose lowest point is its "
-        "first or last may go lower beyond it. A rate at which training diverged has no point."
+        "first or last may go lower beyond it. A rate at which training diverged has no point. " + _key(drawn)
     )
     top = _robust_top([point[1] for line in drawn for point in line.points])
-    axes = Axis("learning rate", log=True, format="~g"), Axis("dev loss, nats", high=top)
-    return _Chart("rates", "Loss by learning rate", caption, lines(drawn, result.plan.baseline, *axes))
+    tried = tuple(sorted(result.plan.file.rates.values)) if result.plan.file.rates else ()
+    axes = Axis("learning rate", log=True, format="~g", ticks=tried), Axis("dev loss, nats", high=top)
+    return _Chart("rates", "Loss by learning rate", caption, plain_spec(lines(drawn, result.plan.baseline, *axes)))
 
 
 def _robust_top(values: list[float]) -> float:
     """A bound that a few ruined trainings do not set."""
     low, middle = min(values), statistics.median(values)
     return min(max(values), middle + 3 * (middle - low)) if middle > low else max(values)
+
+
+KINDS = (_differences, _whole_and_prefix, _curves, _positions, _past, _rates)
+KEYS = ("differences", "prefix", "curves", "positions", "past", "rates")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#d09a00", "#56a4d8", "#882255", "#6b7a1f")
 """Told apart with every common kind of colour blindness, and dark enough for lines on white."""
 BASELINE, UNFAIR, INK, FAINT, RULE = "#222222", "#8c8c8c", "#222222", "#666666", "#e4e4e4"
+BEHIND = "#b9b9b9"
+"""The baseline where it is the same background of every panel."""
 DASHES, SOLID = [5, 3], [1, 0]
 FEW = 8
 """So many arms fit one panel."""
 WIDTH, HEIGHT, ROW = 600, 300, 30
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 LONGEST_NAME = 30
+
+
+Point = tuple[float, float, float, float]
+"""A place along x; the mean, the lowest and the highest over seeds."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
-    """An arm's course: points of x, mean, lowest and highest."""
+    """An arm's course."""
 
     arm: str
     look: Look
-    points: list[tuple[float, float, float, float]]
+    points: list[Point]
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ class Axis:
     log: bool = False
     low: float | None = None
     high: float | None = None
+    """What lies above is cut off."""
     format: str = ""
+    ticks: tuple[float, ...] = ()
 
 
 def altair() -> Any:
@@ -90,18 +98,21 @@ def lines(drawn: list[Line], baseline: str, x: Axis, y: Axis, mark: tuple[float,
     alt = altair()
     drawn = [line for line in drawn if line.points]
     xs = [point[0] for line in drawn for point in line.points]
-    x = Axis(x.title, x.log, min(xs), max(xs), x.format)
+    x = replace(x, low=min(xs), high=max(xs))
     y = _held(drawn, y)
     if len(drawn) <= FEW:
-        base = alt.Chart(alt.Data(values=_rows(drawn)), width=WIDTH, height=HEIGHT)
-        layers = [*_line_layers(base, x, y), *_names(drawn, x, y), *_mark(mark, x, WIDTH)]
-        return alt.layer(*layers)
-    behind = [line for line in drawn if line.arm == baseline]
-    rows = []
+        base = alt.Chart(width=WIDTH, height=HEIGHT)
+        layers = alt.layer(*_line_layers(base, x, y), data=alt.Data(values=_rows(drawn, y)))
+        return alt.layer(layers, *_names(drawn, x, y), *_mark(mark, x, WIDTH))
+    behind = [
+        Line(line.arm, replace(line.look, colour=BEHIND), _thin(line.points)) for line in drawn if line.arm == baseline
+    ]
+    rows: list[dict[str, Any]] = []
     for line in drawn:
         if line.arm != baseline:
             # The baseline's points stand in every panel: a panel shows one arm against it.
-            rows += [row | {"panel": short(line.arm)} for row in _rows([*behind, line], band=line.arm)]
+            shown = [*_rows(behind, y, band=False), *_rows([Line(line.arm, line.look, _thin(line.points))], y)]
+            rows += [row | {"panel": short(line.arm)} for row in shown]
     panel = alt.Chart(width=150, height=100)
     layers = alt.layer(
         *_line_layers(panel, x, y, small=True), *_mark(mark, x, 150, named=False), data=alt.Data(values=rows)
@@ -111,56 +122,85 @@ def lines(drawn: list[Line], baseline: str, x: Axis, y: Axis, mark: tuple[float,
     return layers.facet(facet=alt.Facet("panel:N", sort=order, header=head), columns=4, spacing=14)
 
 
+def _thin(points: list[Point], most: int = 32) -> list[Point]:
+    """As many points as a small panel shows; the last always."""
+    step = -(-len(points) // most)
+    return [*points[:-1:step], points[-1]]
+
+
 def _held(drawn: list[Line], y: Axis) -> Axis:
     """Bounds that hold all that is drawn, or what the axis asks for."""
     low = min(point[2] for line in drawn for point in line.points) if y.low is None else y.low
     high = max(point[3] for line in drawn for point in line.points) if y.high is None else y.high
     room = 0.04 * (high - low) or 0.01 * abs(high) or 0.01
-    return Axis(y.title, y.log, low - room, high + (room if y.high is None else 0), y.format)
+    return replace(y, low=low - room, high=high + (room if y.high is None else 0))
 
 
-def _rows(drawn: list[Line], band: str | None = None) -> list[dict[str, Any]]:
+def _rows(drawn: list[Line], y: Axis, *, band: bool = True) -> list[dict[str, Any]]:
+    """The points of lines as a chart takes them; a line that leaves the panel at its top is cut into pieces there."""
+    top = y.high if y.high is not None else float("inf")
     return [
         {
-            "arm": line.arm,
+            "piece": f"{line.arm} {number}",
             "x": at,
             "y": mean,
-            # One seed has no band, and a panel shows only its own arm's.
-            "low": low if band in (None, line.arm) else mean,
-            "high": high if band in (None, line.arm) else mean,
+            "low": low,
+            "high": min(high, top),
+            "band": band and any(point[3] > point[2] for point in piece),
             "colour": line.look.colour,
             "dashed": line.look.dashed,
         }
         for line in drawn
-        for at, mean, low, high in line.points
+        for number, piece in enumerate(below(line.points, top))
+        for at, mean, low, high in piece
     ]
+
+
+def below(points: list[Point], top: float) -> list[list[Point]]:
+    """The pieces of a course whose mean lies at or below `top`, with the places where it crosses it."""
+    pieces: list[list[Point]] = []
+    last: Point | None = None
+    for point in points:
+        inside, was = point[1] <= top, last is not None and last[1] <= top
+        crossing = None
+        if last is not None and inside != was:
+            part = (top - last[1]) / (point[1] - last[1])
+            x, _, low, high = (a + part * (b - a) for a, b in zip(last, point, strict=True))
+            crossing = (x, top, low, high)
+        if inside:
+            if not was:
+                pieces.append([] if crossing is None else [crossing])
+            pieces[-1].append(point)
+        elif crossing is not None:
+            pieces[-1].append(crossing)
+        last = point
+    return pieces
 
 
 def _line_layers(base: Any, x: Axis, y: Axis, small: bool = False) -> list[Any]:
     alt = altair()
+    scale = {"type": "log", "base": 2} if x.log else {}
+    ticks = {"values": list(x.ticks)} if x.ticks else {"tickCount": 3 if small else 7}
     across = alt.X(
         "x:Q",
         title=x.title,
-        scale=alt.Scale(type="log", base=2, domain=[x.low, x.high], nice=False)
-        if x.log
-        else alt.Scale(domain=[x.low, x.high], nice=False),
-        axis=alt.Axis(format=x.format or "~s", tickCount=3 if small else 7, grid=False, labelOverlap=True, labelFlush=True),
+        scale=alt.Scale(domain=[x.low, x.high], nice=False, **scale),
+        axis=alt.Axis(format=x.format or "~s", grid=False, labelOverlap=True, labelFlush=True, **ticks),
     )
     down = alt.Y(
         "y:Q",
         title=y.title,
         scale=alt.Scale(domain=[y.low, y.high], nice=False, zero=False),
-        axis=alt.Axis(tickCount=3 if small else 6, **({"format": y.format} if y.format else {})),
+        axis=alt.Axis(tickCount=3 if small else 6),
     )
     colour = alt.Color("colour:N", scale=None, legend=None)
-    detail = alt.Detail("arm:N")
-    area = base.mark_area(opacity=0.16, clip=True).encode(
-        x=across, y=alt.Y("low:Q", title=y.title), y2="high:Q", color=colour, detail=detail
-    )
-    made = [area]
+    detail = alt.Detail("piece:N")
+    area = base.transform_filter("datum.band").mark_area(opacity=0.18)
+    low = alt.Y("low:Q", title=y.title)
+    made = [area.encode(x=across, y=low, y2="high:Q", color=colour, detail=detail)]
     for dashed in (False, True):
         kind = base.transform_filter(f"datum.dashed === {str(dashed).lower()}")
-        drawn = kind.mark_line(strokeWidth=1.8, strokeDash=DASHES if dashed else SOLID, clip=True)
+        drawn = kind.mark_line(strokeWidth=1.8, strokeDash=DASHES if dashed else SOLID)
         made.append(drawn.encode(x=across, y=down, color=colour, detail=detail))
     return made
 
@@ -249,11 +289,15 @@ def theme() -> dict[str, Any]:
     }
 
 
-def to_svg(chart: Any, key: str, title: str, description: str) -> str:
+def plain_spec(chart: Any) -> dict[str, Any]:
+    """The chart with its theme, as plain data."""
+    return dict(chart.configure(**theme()).to_dict(validate=False))
+
+
+def to_svg(spec: dict[str, Any], key: str, title: str, description: str) -> str:
     """The chart as SVG, with a name and a description for those who cannot see it."""
     import vl_convert
 
-    spec = chart.configure(**theme()).to_dict(validate=False)
     return named(vl_convert.vegalite_to_svg(spec), key, title, description)
 
 

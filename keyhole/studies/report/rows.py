@@ -39,7 +39,7 @@ def forest(found: Mapping[str, Difference], look: Mapping[str, Look], axis: str,
     layers = [base.mark_rule(opacity=0).encode(y=y), zero, interval]
     for end in ("low", "high"):
         # An interval that goes on beyond the edge has no end there.
-        cap = shown.transform_filter(f"!datum.{end}_open").mark_tick(thickness=2.2, size=10)
+        cap = shown.transform_filter(f"!datum.{end}_open").mark_tick(thickness=2.2, size=10, opacity=1)
         layers.append(cap.encode(x=alt.X(f"{end}:Q", title=title), y=y, color=colour))
     fill = alt.Fill("fill:N", scale=None, legend=None)
     mark = alt.Shape("shape:N", scale=None, legend=None)
@@ -65,7 +65,8 @@ def _forest_row(name: str, found: Difference, look: Look, edge: float) -> dict[s
     mean = None if found.verdict == "not comparable" else found.mean
     beyond = mean is not None and abs(mean) > edge
     low, high = found.low_holm, found.high_holm
-    words = {"undecided": found.sentence}.get(found.verdict, found.verdict)
+    # The reasons of the undecided stand in words elsewhere.
+    words = found.verdict
     if beyond:
         words += f": {number(mean, 2, '+')}"
 
@@ -82,7 +83,7 @@ def _forest_row(name: str, found: Difference, look: Look, edge: float) -> dict[s
         "colour": look.colour,
         "fill": "white" if hollow else look.colour,
         "shape": "circle" if not beyond else "triangle-right" if (mean or 0) > 0 else "triangle-left",
-        "words": words if len(words) <= 48 else f"{words[:47]}…",
+        "words": words,
         "tone": {"better": "#00664b", "worse": "#a83a00"}.get(found.verdict, FAINT),
     }
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from keyhole.core.errors import KeyholeError
 from keyhole.core.files import read_json
 from keyhole.core.findings import Finding
+from keyhole.studies.prepare import RATE_SEEDS, rate_place
 from keyhole.studies.rates import at_the_edge
 from keyhole.studies.report.tables import prefix_by_seed, prefix_mean
-from keyhole.studies.report.wording import MEASURES, budget, number, rules
+from keyhole.studies.report.wording import MEASURES, budget, judged, number, rules, untrained
+from keyhole.studies.trial import RESULT
 
 if TYPE_CHECKING:
     from keyhole.studies.result import ArmResult, StudyResult
@@ -23,11 +25,14 @@ def headlines(result: StudyResult) -> dict[str, str]:
     """The verdict on each arm but the baseline, one sentence each, in the plan's order."""
     honestly = by_prefixes(result)
     return {
-        name: _unfair(result, result.arm(name), found, honestly.get(name))
-        if found.verdict == "not comparable"
-        else f"{found.sentence}."
-        for name, found in result.differences.items()
+        name: _headline(result, result.arm(name), found, honestly.get(name)) for name, found in result.differences.items()
     }
+
+
+def _headline(result: StudyResult, arm: ArmResult, found: Difference, honest: Difference | None) -> str:
+    if found.verdict == "not comparable":
+        return _unfair(result, arm, found, honest)
+    return f"{judged(found, arm) if untrained(arm) else found.sentence}."
 
 
 def _unfair(result: StudyResult, arm: ArmResult, found: Difference, honest: Difference | None) -> str:
@@ -58,17 +63,27 @@ def by_prefixes(result: StudyResult) -> dict[str, Difference]:
 
 def state(result: StudyResult) -> str:
     """How far the study is; empty where all is done."""
-    trials = [trial for arm in result.arms for trial in arm.trials]
+    waiting = [arm for arm in result.arms if not ruined(result, arm)]
+    trials = [trial for arm in waiting for trial in arm.trials]
     missing = [trial for trial in trials if trial.state == "missing"]
     failed = [trial for trial in trials if trial.state == "failed"]
     if not missing and not failed:
         return ""
     done = len(trials) - len(missing) - len(failed)
     said = [f"{done} of {len(trials)} trainings are done: verdicts may change with the rest"]
-    none = [arm.name for arm in result.arms if all(trial.state == "missing" for trial in arm.trials)]
+    none = [arm.name for arm in waiting if all(trial.state == "missing" for trial in arm.trials)]
     said += [f"nothing is there yet of {', '.join(none)}"] if none else []
     said += [f"{len(failed)} failed"] if failed else []
     return f"{'; '.join(said)}. Go on with: {resume_command(result)}"
+
+
+def ruined(result: StudyResult, arm: ArmResult) -> bool:
+    """Whether an arm diverged at every rate that was tried, so that there is nothing to train it with."""
+    search = result.plan.file.rates
+    if search is None or arm.rate is not None:
+        return False
+    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in search.values for seed in range(search.seeds)]
+    return all((result.path / place / RESULT).is_file() for place in tried)
 
 
 def resume_command(result: StudyResult) -> str:
@@ -88,6 +103,8 @@ def warnings(result: StudyResult) -> list[str]:
             if trial.state in ("diverged", "failed"):
                 message = f": {' '.join(trial.message.split())}" if trial.message else ""
                 said.append(f"{arm.name}, seed {trial.seed}: {trial.state}{message}")
+        if ruined(result, arm):
+            said.append(f"{arm.name} diverged at every learning rate that was tried, and was not trained")
     edge = [arm.name for arm in result.arms if at_the_edge(arm.rates, arm.rate)]
     if edge:
         said.append(f"the best rate is the first or last tried for {', '.join(edge)}: a better one may lie beyond")
@@ -101,8 +118,8 @@ def reading(result: StudyResult) -> list[str]:
         "A verdict compares an arm with the baseline seed by seed: both trained on the same data in the same order.",
         "A mean stands with its 95 % interval: were the study repeated often, 95 of 100 such intervals would hold the truth.",
         "Intervals of differences are corrected for "
-        f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: the chance of any false better or worse is 5 % in all.",
-        "Not distinguishable is no proof of equality; the number of seeds said would find such a difference 4 times in 5.",
+        f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: a false better or worse has a chance of 5 % in all.",
+        "Not distinguishable is no proof of equality; that many seeds would find such a difference 4 times in 5.",
         "Not comparable: an arm that reads the future. Its loss is struck out; prefix by prefix it cannot cheat.",
     ]
 

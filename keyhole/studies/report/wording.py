@@ -82,11 +82,18 @@ def decimals(mean: float, low: float | None, high: float | None) -> int:
 
 def judged(found: Difference, arm: ArmResult) -> str:
     """A verdict in the words of a table."""
+    if untrained(arm) and found.verdict == "undecided":
+        return "undecided: not trained yet"
     if found.verdict == "not comparable":
         return f"not comparable ({', '.join(rules(arm))})" if arm.unfair else found.sentence
     if found.verdict == "not distinguishable" and found.seeds_to_decide:
         return f"not distinguishable; about {found.seeds_to_decide} seeds would tell"
     return found.sentence if found.verdict == "undecided" else found.verdict
+
+
+def untrained(arm: ArmResult) -> bool:
+    """Whether no seed of an arm has come to an end."""
+    return all(trial.state == "missing" for trial in arm.trials)
 
 
 def rules(arm: ArmResult) -> list[str]:
