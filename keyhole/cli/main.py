@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import doctor, evaluate, export, importing, parts, runs, sample, train
+from keyhole.cli import doctor, evaluate, export, importing, parts, report, runs, sample, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -62,6 +62,7 @@ COMMANDS = {
     "train": train.train,
     "eval": evaluate.evaluate,
     "sample": sample.sample,
+    "report": report.report,
     "runs": runs.runs,
     "parts": parts.parts,
     "export": export.export,
@@ -72,6 +73,7 @@ EXAMPLES = {
     "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
+    "report": "keyhole report runs/founding --html founding.html",
     "runs": "keyhole runs runs",
     "parts": "keyhole parts merge",
     "export": "keyhole export runs/first exported/first",

@@ -146,7 +146,7 @@ def _values(arm: Planned, place: int, seed: int, loss: float, measured: bool) ->
     values["positions"] = [[at, loss + 2.2 / at**0.8] for at in range(1, BLOCK + 1)]
     values["prefix"] = {"full": loss + 0.2, "prefix": honest + 0.2, "gap": honest - loss, "windows": WINDOWS}
     values["texts"] = {
-        name: {"loss": loss + more, "prefix_loss": honest + more, "tokens": 10 * (place + 1)}
+        name: {"loss": loss + more, "prefix_loss": honest + more, "tokens": 12}
         for more, name in zip((1.0, 2.0), TEXTS, strict=True)
     }
     values["past"] = {f"{factor}": _past(arm, factor, loss) for factor in (2, 4)}

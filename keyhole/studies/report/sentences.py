@@ -119,7 +119,7 @@ def reading(result: StudyResult) -> list[str]:
         "A mean stands with its 95 % interval: were the study repeated often, 95 of 100 such intervals would hold the truth.",
         "Intervals of differences are corrected for "
         f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: a false better or worse has a chance of 5 % in all.",
-        "Not distinguishable is no proof of equality; that many seeds would find such a difference 4 times in 5.",
+        "Not distinguishable is no proof of equality; so many seeds would find such a difference 4 times in 5.",
         "Not comparable: an arm that reads the future. Its loss is struck out; prefix by prefix it cannot cheat.",
     ]
 

@@ -41,6 +41,8 @@ class Cell:
     tone: Tone = ""
     struck: bool = False
     """Struck out: the number was reached by reading the future."""
+    brief: str = ""
+    """What says the same where there is little room."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def verdicts(result: StudyResult) -> Table:
         fair = arm.honest
         row = [
             Cell(arm.name, "" if fair else "unfair"),
-            Cell(estimated(arm.estimate(result.measure)), "" if fair else "unfair", struck=not fair),
+            _loss(arm, result.measure),
             _difference(difference),
             _verdict(difference, arm),
             Cell(number(scored[arm.name])),
@@ -103,11 +105,18 @@ def verdicts(result: StudyResult) -> Table:
     return Table("verdicts", "Verdicts", columns, rows, _beside_verdicts(result))
 
 
+def _loss(arm: ArmResult, measure: str) -> Cell:
+    text = estimated(arm.estimate(measure))
+    return Cell(text) if arm.honest else Cell(text, "unfair", struck=text != "-", brief=number(arm.mean(measure)))
+
+
 def _difference(difference: Difference | None) -> Cell:
     if difference is None:
         return Cell("-", "faint")
     unfair = difference.verdict == "not comparable"
-    return Cell(differing(difference), "unfair" if unfair else "", struck=unfair and difference.mean is not None)
+    text = differing(difference)
+    brief = text.replace(" (", "\n(")
+    return Cell(text, "unfair" if unfair else "", struck=unfair and difference.mean is not None, brief=brief)
 
 
 def _verdict(difference: Difference | None, arm: ArmResult) -> Cell:
@@ -116,7 +125,7 @@ def _verdict(difference: Difference | None, arm: ArmResult) -> Cell:
             Cell("baseline", "faint") if arm.honest else Cell(f"baseline, not honest ({', '.join(rules(arm))})", "unfair")
         )
     tones: dict[str, Tone] = {"better": "better", "worse": "worse", "not comparable": "unfair"}
-    return Cell(judged(difference, arm), tones.get(difference.verdict, "unsure"))
+    return Cell(judged(difference, arm), tones.get(difference.verdict, "unsure"), brief=difference.verdict)
 
 
 def _beside_verdicts(result: StudyResult) -> list[str]:
@@ -177,7 +186,7 @@ def _beside_base(key: str, value: float | None, base: float | None) -> Cell:
     """A mean over seeds, with its ratio to the baseline's where that is another."""
     text = SPENT[key][1](value)
     if value and base and abs(value / base - 1) >= 0.005:
-        return Cell(f"{text} ({number(value / base, 2)}x)")
+        return Cell(f"{text} ({number(value / base, 2)}x)", brief=text)
     return Cell(text, "faint" if value is None else "")
 
 
@@ -214,7 +223,7 @@ def _mean(values: Any) -> float | None:
     return statistics.fmean(found) if found else None
 
 
-def _short(text: str, limit: int = 160) -> str:
+def _short(text: str, limit: int = 100) -> str:
     flat = " ".join(text.split())
     return f'"{flat[:limit]}..."' if len(flat) > limit else f'"{flat}"'
 
@@ -260,7 +269,7 @@ def rates(result: StudyResult) -> Table | None:
             cells.append(Cell(text, tone, struck))
         edge = at_the_edge(arm.rates, arm.rate)
         best = "-" if arm.rate is None else f"{arm.rate:g}{', at the edge' if edge else ''}"
-        rows.append([Cell(arm.name), *cells, Cell(best, "unsure" if edge else "")])
+        rows.append([Cell(arm.name), *cells, Cell(best, "unsure" if edge else "", brief=best.split(",")[0])])
         if edge and arm.rate is not None:
             notes.append(f"{arm.name}: the best rate is the {_end(search.values, arm.rate)} tried; try rates beyond it")
     count = "1 seed" if search.seeds == 1 else f"{search.seeds} seeds"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from keyhole.studies.report.sentences import findings, headlines, state, tally, warnings
-from keyhole.studies.report.tables import Cell, Table, tables
+from keyhole.studies.report.tables import Cell, Column, Table, tables
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from keyhole.core.findings import Finding
     from keyhole.studies.result import StudyResult
 
 STYLES = {
@@ -36,24 +38,23 @@ def render(result: StudyResult, width: int, *, unicode: bool = True, styled: boo
     yield write.text(head, "bold")
     if unfinished := state(result):
         yield write.text(f"not finished: {unfinished}", "yellow")
-    shown = tables(result)
-    for table in shown:
-        if table.key != "seeds":
-            yield from write.table(table)
+    first, *others = tables(result)
+    yield from write.table(first)
     yield write.text("\nIn words", "bold")
     yield write.pairs({name: (said, "") for name, said in headlines(result).items()})
     for warning in warnings(result):
         yield write.text(f"mind: {warning}", "yellow")
+    for table in others:
+        if table.key != "seeds":
+            yield from write.table(table)
     yield write.text("\nAudits", "bold")
-    yield write.pairs(
-        {
-            name: (
-                "; ".join([tally(found), *(f"{one.name} {one.verdict}" for one in found if one.verdict != "holds")]),
-                "red" if any(one.verdict == "fails" for one in found) else "",
-            )
-            for name, found in findings(result).items()
-        }
-    )
+    yield write.pairs({name: _audited(found) for name, found in findings(result).items()})
+
+
+def _audited(found: list[Finding]) -> tuple[str, str]:
+    """The tally of an arm's findings, and which fail; with a style."""
+    fails = [one.name for one in found if one.verdict == "fails"]
+    return (f"{tally(found)}: {', '.join(fails)}", "red") if fails else (tally(found), "")
 
 
 class _Writer:
@@ -71,18 +72,25 @@ class _Writer:
         return Text(self.plain(text), style)
 
     def table(self, table: Table) -> Iterator[RenderableType]:
+        from rich.padding import Padding
+
         made = self._grid()
         kept = [place for place, column in enumerate(table.columns) if self.width >= ROOMY or not column.spare]
         for place in kept:
             column = table.columns[place]
-            # An arm's name and a number stay whole; words may go over several lines.
-            made.add_column(self.plain(column.name), justify="right" if column.right else "left", no_wrap=False)
+            # Words may go over several lines; names and numbers stay whole, and their heads give way.
+            whole = self.width < ROOMY or place == 0 or column.right
+            made.add_column(
+                self._head(column, [row[place] for row in table.rows]),
+                justify="right" if column.right else "left",
+                no_wrap=whole,
+            )
         for row in table.rows:
             made.add_row(*(self._cell(row[place]) for place in kept))
         yield self.text(f"\n{table.title}", "bold")
         yield made
         for note in table.notes:
-            yield self.text(f"  {note}", "dim")
+            yield Padding(self.text(note, "dim"), (0, 0, 0, 2))
 
     def pairs(self, pairs: dict[str, tuple[str, str]]) -> RichTable:
         from rich.table import Table as RichTable
@@ -99,12 +107,20 @@ class _Writer:
         from rich.table import Table as RichTable
 
         lines = box.SIMPLE_HEAD if self.unicode else box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-        return RichTable(box=lines, pad_edge=False, header_style="bold")
+        return RichTable(box=lines, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+
+    def _head(self, column: Column, cells: list[Cell]) -> str:
+        """A column's name in lines as wide as what stands below it."""
+        name = self.plain(column.name)
+        if not column.right:
+            return name
+        below = max(len(line) for cell in cells for line in self._cell(cell).plain.splitlines() or [""])
+        return "\n".join(wrap(name, max(below, *map(len, name.split()))))
 
     def _cell(self, cell: Cell) -> Text:
         from rich.text import Text
 
-        text = self.plain(cell.text)
+        text = self.plain(cell.brief if cell.brief and self.width < ROOMY else cell.text)
         if cell.struck:
             return Text(text, "dim strike") if self.styled else Text(f"~~{text}~~")
         return Text(text, STYLES[cell.tone])
