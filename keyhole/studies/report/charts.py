@@ -219,7 +219,9 @@ def _past(result: StudyResult) -> _Chart | None:
         f"{f'Not drawn, because they cannot read so far: {_listed(absent)}. ' if absent else ''}" + _key(drawn)
     )
     smooth = [Line(line.arm, line.look, _in_stretches(line.points)) for line in drawn]
-    axes = Axis("position", format="~d"), Axis("loss, nats")
+    # Next to the loss of a window's first tokens, which nothing stands before, all else would look flat.
+    top = max(point[3] for line in smooth for point in line.points if point[0] > block / 8)
+    axes = Axis("position", format="~d"), Axis("loss, nats", high=top)
     chart = lines(smooth, result.plan.baseline, *axes, mark=(block, "trained length"))
     return _Chart("past", "Beyond the trained length", caption, plain_spec(chart))
 

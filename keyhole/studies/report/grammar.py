@@ -133,7 +133,7 @@ def _held(drawn: list[Line], y: Axis) -> Axis:
     low = min(point[2] for line in drawn for point in line.points) if y.low is None else y.low
     high = max(point[3] for line in drawn for point in line.points) if y.high is None else y.high
     room = 0.04 * (high - low) or 0.01 * abs(high) or 0.01
-    return replace(y, low=low - room, high=high + (room if y.high is None else 0))
+    return replace(y, low=low - room, high=high + room)
 
 
 def _rows(drawn: list[Line], y: Axis, *, band: bool = True) -> list[dict[str, Any]]:

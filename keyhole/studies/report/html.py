@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from keyhole.studies.report.grammar import Look, arm_looks
+from keyhole.studies.report.grammar import BASELINE, Look, arm_looks
 from keyhole.studies.report.sentences import (
     environment,
     findings,
@@ -86,7 +86,9 @@ def _warnings(result: StudyResult) -> str:
 def _arm(name: str, found: dict[str, Look]) -> str:
     """An arm's name with its colour beside it."""
     look = found[name]
-    style = f"border-top:3px {'dashed' if look.dashed else 'solid'} {look.colour}"
+    # The baseline's near-black would be lost on a dark page.
+    colour = "var(--ink)" if look.colour == BASELINE else look.colour
+    style = f"border-top:3px {'dashed' if look.dashed else 'solid'} {colour}"
     return f"<span class='swatch' style='{style}' aria-hidden='true'></span>{escape(name)}"
 
 

@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keyhole.studies.report.grammar import DASHES, FAINT, INK, ROW, SOLID, UNFAIR, WIDTH, Look, altair, short
+from keyhole.studies.report.grammar import DASHES, FAINT, INK, ROW, SOLID, WIDTH, Look, altair, short
 from keyhole.studies.report.wording import number
 from keyhole.studies.result import PREFIX_LIMIT
 
 if TYPE_CHECKING:
     from keyhole.studies.statistics import Difference
 
+BETTER, WORSE = "#00664b", "#a83a00"
 SPREAD = 6
 """An arm this many times farther out than most is drawn at the edge, with its number: else the others would be dots."""
 
@@ -84,7 +85,7 @@ def _forest_row(name: str, found: Difference, look: Look, edge: float) -> dict[s
         "fill": "white" if hollow else look.colour,
         "shape": "circle" if not beyond else "triangle-right" if (mean or 0) > 0 else "triangle-left",
         "words": words,
-        "tone": {"better": "#00664b", "worse": "#a83a00"}.get(found.verdict, FAINT),
+        "tone": {"better": BETTER, "worse": WORSE}.get(found.verdict, FAINT),
     }
 
 
@@ -100,6 +101,7 @@ def dumbbell(scored: list[tuple[str, float, float, bool]], look: Mapping[str, Lo
             "colour": look[name].colour,
             "honest": honest,
             "words": _gained(prefix - full),
+            "tone": FAINT if abs(prefix - full) <= PREFIX_LIMIT else WORSE,
         }
         for name, full, prefix, honest in scored
     ]
@@ -120,12 +122,12 @@ def dumbbell(scored: list[tuple[str, float, float, bool]], look: Mapping[str, Lo
     hollow = base.mark_point(size=110, strokeWidth=2, fill="white", opacity=1).encode(
         x=alt.X("full:Q", title=title, scale=scale), y=y, stroke=colour
     )
-    filled = base.mark_point(size=60, filled=True, opacity=1).encode(x=x, y=y, color=colour)
+    filled = base.mark_point(size=100, filled=True, opacity=1).encode(x=x, y=y, color=colour)
     words = base.mark_text(align="left", baseline="middle", dx=12).encode(
         x=alt.value(WIDTH - 60),
         y=y,
         text="words:N",
-        color=alt.condition("datum.honest", alt.value(FAINT), alt.value(UNFAIR)),
+        color=alt.Color("tone:N", scale=None, legend=None),
     )
     return alt.layer(*between, hollow, filled, words)
 

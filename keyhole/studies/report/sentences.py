@@ -116,7 +116,7 @@ def reading(result: StudyResult) -> list[str]:
     compared = len(result.differences)
     return [
         "A verdict compares an arm with the baseline seed by seed: both trained on the same data in the same order.",
-        "A mean stands with its 95 % interval: were the study repeated often, 95 of 100 such intervals would hold the truth.",
+        "A mean stands with its 95 % interval: of a hundred such intervals, about 95 hold the true mean.",
         "Intervals of differences are corrected for "
         f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: a false better or worse has a chance of 5 % in all.",
         "Not distinguishable is no proof of equality; so many seeds would find such a difference 4 times in 5.",

@@ -31,12 +31,13 @@ th, td { text-align:left; padding:.42rem .8rem .42rem 0; border-bottom:1px solid
 thead th { color:var(--faint); font-weight:600; border-bottom:2px solid var(--rule); vertical-align:bottom; }
 tbody th { font-weight:600; white-space:nowrap; }
 .right { text-align:right; white-space:nowrap; } thead .right { white-space:normal; }
+td:not(.right) { min-width:9rem; }
 td:last-child, th:last-child { padding-right:0; }
 .notes { color:var(--faint); font-size:.87rem; margin:.6rem 0 0; padding-left:1.1rem; overflow-wrap:anywhere; }
-.charts { display:grid; gap:1.6rem; }
+.charts { display:grid; grid-template-columns:minmax(0,1fr); gap:1.6rem; }
 figure { margin:0; } figcaption { color:var(--faint); font-size:.87rem; margin-top:.5rem; max-width:70ch; }
 .chart { background:#fff; border:1px solid var(--rule); border-radius:8px; padding:.6rem; overflow-x:auto; }
-.chart svg { display:block; max-width:100%; height:auto; }
+.chart svg { display:block; max-width:100%; height:auto; margin:0 auto; }
 details { border-bottom:1px solid var(--rule); padding:.5rem 0; } summary { cursor:pointer; font-weight:600; }
 summary .faint, summary .worse { font-weight:400; margin-left:.6rem; }
 .finding { margin:.5rem 0 .5rem 1.1rem; font-size:.92rem; overflow-wrap:anywhere; } .finding p { margin:.25rem 0; }
