@@ -35,7 +35,7 @@ td:not(.right) { min-width:9rem; }
 td:last-child, th:last-child { padding-right:0; }
 .notes { color:var(--faint); font-size:.87rem; margin:.6rem 0 0; padding-left:1.1rem; overflow-wrap:anywhere; }
 .charts { display:grid; grid-template-columns:minmax(0,1fr); gap:1.6rem; }
-figure { margin:0; } figcaption { color:var(--faint); font-size:.87rem; margin-top:.5rem; max-width:70ch; }
+figure { margin:0; max-width:860px; } figcaption { color:var(--faint); font-size:.87rem; margin-top:.5rem; max-width:70ch; }
 .chart { background:#fff; border:1px solid var(--rule); border-radius:8px; padding:.6rem; overflow-x:auto; }
 .chart svg { display:block; max-width:100%; height:auto; margin:0 auto; }
 details { border-bottom:1px solid var(--rule); padding:.5rem 0; } summary { cursor:pointer; font-weight:600; }
