@@ -111,11 +111,11 @@ def _table(screen: Console, head: str, asked: list[Finding]) -> None:
 def _seen(finding: Finding) -> Text:
     """What stands at the end of a row: where it failed, what was reported, how strongly it was asked."""
     if finding.verdict == "undecided":
-        return cell(finding.measured if finding.measured != "nothing" else finding.remedy, "dim")
+        return cell(finding.measured if finding.measured != "nothing" else "", "dim")
     if finding.verdict == "fails":
         return cell(finding.evidence.get("where") or finding.measured, "red")
     said = finding.measured.partition("; ")[2]
-    if said or finding.name in ("canary", "prefix loss"):
+    if said or finding.score is None or finding.name in ("canary", "prefix loss"):
         return cell(said or finding.measured, "dim")
     power = finding.evidence.get("power")
     reached = f"{finding.evidence['changes']:,} changes, reaching what they may with up to {power:.2g}" if power else ""

@@ -18,6 +18,7 @@ OPTIONS = {
     "train": ("--out", "--resume", "--set", "--json", "--quiet"),
     "eval": ("--text", "--file", "--json"),
     "sample": ("--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
+    "audit": ("--kind", "--set", "--no-canary", "--json"),
     "runs": ("--json",),
     "parts": ("--json",),
     "export": ("--json",),
