@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli.output import Json
+from keyhole.cli.output import Json, print_json
 
 
 def study(
