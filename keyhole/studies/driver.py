@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import queue
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,30 +22,28 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
-from urllib.parse import urlsplit
 
 from keyhole.core.errors import InputError, KeyholeError
 from keyhole.core.files import write_atomically
-from keyhole.studies.local import THREADS, TRIES, cores
+from keyhole.studies.join import connect, said
+from keyhole.studies.local import TRIES
 from keyhole.studies.node import TOKEN, About, Board, Files, Order, Outcome, carry, pack, survey, unpack
 from keyhole.studies.trial import Event, Task
 from keyhole.studies.worker import failure
 
-REACH = 10.0
-"""Seconds within which something must answer at a cluster's address."""
 ANSWER = 120.0
 """Seconds within which every node must say what it is; the first time it receives Keyhole."""
 POLL = 0.1
 SAVING = 50.0
 """Seconds that tasks have to save when the study is stopped."""
+SHOWN = 10.0
+"""Seconds within which a network file system shows what another machine wrote."""
 LOSSES = 10
 """How often a task may lose its node."""
 AHEAD = 64
 """Tasks that wait in Ray itself, so that it sees what a growing cluster would be good for."""
 UNMANNED = 60.0
 """Seconds that a cluster may be without any CPU before the study gives up."""
-LOCAL_STORE = 100 << 20
-"""Bytes of shared memory of a cluster that is started here: tasks work in place and send next to nothing."""
 
 
 @dataclass
@@ -212,7 +208,7 @@ class Driver:
 
     def _arrived(self, task: Task) -> bool:
         """Whether the result is here: a network file system may show a little later what another machine wrote."""
-        deadline = time.monotonic() + REACH
+        deadline = time.monotonic() + SHOWN
         while task.result(self.root) is None:
             if time.monotonic() > deadline:
                 return False
@@ -313,91 +309,6 @@ def largest() -> int:
     import ray
 
     return int(max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0))
-
-
-def connect(address: str | None, workers: int | None) -> bool:
-    """Join the cluster at an address, or the one that this machine belongs to, or start one; tells whether it did."""
-    usual = os.environ.pop("RAY_ADDRESS", None)  # which Ray would put before an address that it is given
-    found = address or usual
-    if found in (None, "", "auto"):
-        found = belongs_to()
-    alone = found in (None, "local")
-    if alone:
-        # Ray listens on every network that the machine has: only this study knows the word that opens it. Ray reads it
-        # when it is imported.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    else:
-        refuse_if_unreachable(found)
-    import ray
-
-    import keyhole
-
-    shared: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "runtime_env": {
-            # The very code that this process runs. Nodes need only what it imports.
-            "py_modules": [str(Path(keyhole.__file__).parent)],
-            "excludes": ["__pycache__/"],
-            "env_vars": dict.fromkeys(THREADS, "1") | kept("KEYHOLE_DATA"),
-        },
-    }
-    if alone:
-        ray.init("local", num_cpus=workers or cores(), include_dashboard=False, object_store_memory=LOCAL_STORE, **shared)
-        return True
-    try:
-        ray.init(found, **shared)
-    except ImportError:
-        raise InputError(f"{found} is spoken to with grpc; install it with: pip install 'ray[client]'") from None
-    except Exception as error:  # the library raises many kinds
-        raise KeyholeError(
-            f"the Ray cluster at {found} cannot be joined: {said(error)}; it wants the same Python and Ray as here, and "
-            "RAY_AUTH_MODE and RAY_AUTH_TOKEN where it was started with them"
-        ) from error
-    return False
-
-
-def kept(*names: str) -> dict[str, str]:
-    """Variables of this environment that mean the same on every node."""
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def belongs_to() -> str | None:
-    """The cluster that `ray start` made this machine part of, if it is still there."""
-    path = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/ray_current_cluster")
-    try:
-        # Anybody may write to /tmp: only our own word, and that of the machine's master, is taken.
-        found = path.read_text().strip() if path.stat().st_uid in (0, os.getuid()) else ""
-        if found:
-            refuse_if_unreachable(found, seconds=2.0)
-    except (OSError, InputError):
-        return None
-    return found or None
-
-
-def refuse_if_unreachable(address: str, seconds: float = REACH) -> None:
-    """Ray itself tries for minutes, and then ends the process."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        host, port = place.hostname, place.port
-    except ValueError:
-        host = port = None
-    if not host or not port:
-        raise InputError(f"{address!r} is no address of a Ray cluster; write host:port, for example ray://10.0.0.1:10001")
-    try:
-        socket.create_connection((host, port), timeout=seconds).close()
-    except OSError as error:
-        why = "nothing answers" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-        raise InputError(
-            f"there is no Ray cluster at {address} ({why}); start one with: ray start --head, and for ray:// give its "
-            "client port, 10001 where no other was chosen"
-        ) from None
-
-
-def said(error: Exception) -> str:
-    """The last line of what Ray says, which is the one that tells why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ from keyhole.core.errors import InputError, KeyholeError, StorageError
 from keyhole.record.run import open_run
 from keyhole.studies import node
 from keyhole.studies.cluster import LOG, Cluster
-from keyhole.studies.driver import belongs_to, refuse_if_different, refuse_if_unreachable
+from keyhole.studies.driver import refuse_if_different
 from keyhole.studies.execute import build_executor
+from keyhole.studies.join import belongs_to, refuse_if_unreachable
 from keyhole.studies.local import Local
 from tests.studies.task_helpers import (
     alive,
