@@ -34,14 +34,12 @@ def connect(address: str | None, workers: int | None) -> bool:
         refuse_if_unreachable(found)
     import ray
 
-    import keyhole
-
     shared: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "runtime_env": {
             # The very code that this process runs. Nodes need only what it imports.
-            "py_modules": [str(Path(keyhole.__file__).parent)],
+            "py_modules": [str(Path(__file__).parents[1])],
             "excludes": ["__pycache__/"],
             "env_vars": dict.fromkeys(THREADS, "1") | kept("KEYHOLE_DATA"),
         },

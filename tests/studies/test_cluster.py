@@ -1,7 +1,6 @@
 """Studies on a real Ray cluster of two nodes. Every start of one takes seconds, so few tests share many questions."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -177,10 +176,17 @@ def test_what_a_stopped_study_has_trained_is_saved_and_goes_on_anywhere(nodes, h
     assert [as_held(task, here[0], root) for task in tasks] == [[], []]
 
 
+@pytest.fixture
+def no_cluster(monkeypatch):
+    """Ray finds no note of a cluster here."""
+    with tempfile.TemporaryDirectory(prefix="kh", dir="/tmp") as short:  # the paths of sockets have few letters
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
 @cluster_tests
-def test_a_cluster_of_this_machine_is_started_where_there_is_none_and_ends_with_the_study(tmp_path, monkeypatch):
-    short = Path(tempfile.mkdtemp(prefix="kh", dir="/tmp"))
-    monkeypatch.setenv("RAY_TMPDIR", str(short))
+def test_a_cluster_of_this_machine_is_started_where_there_is_none_and_ends_with_the_study(tmp_path, no_cluster):
     root = new_study(tmp_path)
     task = trial(root, "two", processes=2, train_steps=3)
     with build_executor("ray", root, 2) as cluster:
@@ -197,7 +203,6 @@ def test_a_cluster_of_this_machine_is_started_where_there_is_none_and_ends_with_
     assert endings(events) == {task.name: "done"}
     assert open_run(root / task.name).environment["processes"] == 2
     wait_until(lambda: not any(map(alive, started)), "the end of all that was started")
-    shutil.rmtree(short)
 
 
 def token_of(pid):
