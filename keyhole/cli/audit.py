@@ -118,7 +118,8 @@ def _seen(finding: Finding) -> Text:
     if said or finding.score is None or finding.name in ("canary", "prefix loss"):
         return cell(said or finding.measured, "dim")
     power = finding.evidence.get("power")
-    reached = f"{finding.evidence['changes']:,} changes, reaching what they may with up to {power:.2g}" if power else ""
+    changes = finding.evidence.get("changes", 0)
+    reached = f"{changes:,} change{'s' * (changes != 1)}, reaching what they may with up to {power:.2g}" if power else ""
     return cell(reached, "dim")
 
 

@@ -71,7 +71,7 @@ class Probed:
             return self.call(x)
         try:
             y = self.call(x)
-        except KeyholeError:
+        except (KeyholeError, RuntimeError):  # such as a matrix that has become singular
             return None
         return y if bool(y.isfinite().all()) else None
 
