@@ -83,7 +83,8 @@ def decimals(mean: float, low: float | None, high: float | None) -> int:
 def judged(found: Difference, arm: ArmResult) -> str:
     """A verdict in the words of a table."""
     if untrained(arm) and found.verdict == "undecided":
-        return "undecided: not trained yet"
+        failed = any(trial.state == "failed" for trial in arm.trials)
+        return f"undecided: {'its trainings failed' if failed else 'not trained yet'}"
     if found.verdict == "not comparable":
         return f"not comparable ({', '.join(rules(arm))})" if arm.unfair else found.sentence
     if found.verdict == "not distinguishable" and found.seeds_to_decide:
@@ -92,8 +93,8 @@ def judged(found: Difference, arm: ArmResult) -> str:
 
 
 def untrained(arm: ArmResult) -> bool:
-    """Whether no seed of an arm has come to an end."""
-    return all(trial.state == "missing" for trial in arm.trials)
+    """Whether no training of an arm has come to an end."""
+    return all(trial.state in ("missing", "failed") for trial in arm.trials)
 
 
 def rules(arm: ArmResult) -> list[str]:
