@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import doctor, evaluate, export, importing, parts, report, runs, sample, train
+from keyhole.cli import audit, doctor, evaluate, export, importing, parts, report, runs, sample, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -62,6 +62,8 @@ COMMANDS = {
     "train": train.train,
     "eval": evaluate.evaluate,
     "sample": sample.sample,
+    "audit": audit.audit,
+    "study": study.study,
     "report": report.report,
     "runs": runs.runs,
     "parts": parts.parts,
@@ -73,8 +75,10 @@ EXAMPLES = {
     "train": "keyhole train recipes/first.toml --set train.steps=200",
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
+    "audit": "keyhole audit my.py:Mine --no-canary",
+    "study": "keyhole study recipes/studies/founding.toml",
     "report": "keyhole report runs/founding --html founding.html",
-    "runs": "keyhole runs runs",
+    "runs": 'keyhole runs runs --where "dev_loss<1.5" --sort dev_loss',
     "parts": "keyhole parts merge",
     "export": "keyhole export runs/first exported/first",
     "import": "keyhole import exported/first runs/again",

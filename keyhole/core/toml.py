@@ -7,8 +7,13 @@ from datetime import date, time
 from typing import Any
 
 
+def dotted(*steps: str) -> str:
+    """The name of a table in a table, `arms.rope`, each step quoted where it must be."""
+    return ".".join(map(_key, steps))
+
+
 def to_toml(sections: dict[str, dict[str, Any]]) -> str:
-    """A dictionary of tables as TOML text that `tomllib` reads back equal."""
+    """A dictionary of tables as TOML text that `tomllib` reads back equal; see `dotted` for tables in tables."""
     blocks = []
     for name, values in sections.items():
         lines = [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]

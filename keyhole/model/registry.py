@@ -101,6 +101,11 @@ def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
     return part if is_builtin(kind, spec.name) else Guarded(part, kind, spec.name)
 
 
+def check(kind: str, spec: Spec, folder: Path) -> None:
+    """Whether a part can be built from its spec, without building it."""
+    _check_options(kind, spec, find(kind, spec.name, folder))
+
+
 def accepts(kind: str, spec: Spec, folder: Path, fact: str) -> bool:
     """Whether the part's constructor asks for this fact."""
     return fact in _parameters(find(kind, spec.name, folder))

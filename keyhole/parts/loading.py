@@ -25,6 +25,14 @@ def load_from(name: str, folder: Path) -> Any:
     return found
 
 
+def name_of(cls: type) -> str:
+    """A name by which a class that was handed over, wherever it was written, can be built in this process."""
+    module = f"keyhole_given_{cls.__name__}_{id(cls):x}"
+    # Kept among the modules, so the class stays and with it its id.
+    vars(sys.modules.setdefault(module, ModuleType(module)))[cls.__name__] = cls
+    return f"{module}:{cls.__name__}"
+
+
 def resolve_file(place: str, folder: Path) -> Path:
     """A user's file, looked up beside the recipe first."""
     for base in (folder, Path.cwd()):

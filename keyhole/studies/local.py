@@ -56,9 +56,9 @@ class _Process:
             self._send({"stop": self.task.name})
 
     def end(self) -> None:
-        """Ask the process to save and end."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        """Ask the process to save and end. Not by a signal: one that comes after a training's last step is lost."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
 
     def wait(self) -> int:
         """Wait for the end; how it ended."""

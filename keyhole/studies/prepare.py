@@ -18,7 +18,7 @@ from typing import Any
 from keyhole.core.config import Recipe, Spec
 from keyhole.core.errors import InputError
 from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
-from keyhole.core.toml import to_toml
+from keyhole.core.toml import dotted, to_toml
 from keyhole.record.create import portable
 from keyhole.studies.match import Size, budgeted, size_of
 from keyhole.studies.plan import Plan, load_plan
@@ -172,7 +172,7 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
     out, plan = prepared.out, prepared.plan
     with storage_errors(out, "writing the study in"):
         for name, source in code.items():
-            (out / "code").mkdir(exist_ok=True)
+            (out / "code").mkdir(parents=True, exist_ok=True)
             if source != out / name:
                 shutil.copyfile(source, out / name)
     base, _ = portable(Recipe.load(plan.base), code)
@@ -214,7 +214,7 @@ def _as_toml(prepared: Prepared) -> str:
     for arm in plan.arms:
         own = {"note": arm.note} if arm.note else {}
         own |= {"processes": plan.file.arms[arm.name].processes}
-        sections[f"arms.{_quoted(arm.name)}"] = own | _nested(arm.changes, prepared.recipes[arm.name])
+        sections[dotted("arms", arm.name)] = own | _nested(arm.changes, prepared.recipes[arm.name])
     sections |= {name: values[name] for name in ("rates", "measure") if name in values}
     return to_toml(sections)
 
@@ -227,10 +227,6 @@ def _nested(changes: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = dumped[section][name]
     return nested
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"' if set(name) & set(".+") else name
 
 
 def _plain(value: Any) -> Any:

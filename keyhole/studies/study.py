@@ -115,12 +115,13 @@ def interruptible(out: Path, command: str, file: str) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop) if main else None
+    # Both, as a process that was started in the background ignores Ctrl-C otherwise.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:
         yield
     except KeyboardInterrupt:
         place = shlex.quote(str(out / file))
         raise StudyInterrupted(f"stopped; everything is saved. Go on with: keyhole {command} {place} --resume") from None
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -15,9 +15,10 @@ from keyhole.core.errors import InputError, KeyholeError, nearest
 from keyhole.core.findings import Finding
 from keyhole.model.guard import first_line
 from keyhole.model.registry import CATALOGUE
+from keyhole.testing.honesty import HONESTY
 from keyhole.testing.mixing import MIXING
 from keyhole.testing.others import OTHERS, PlacedSubject
-from keyhole.testing.rules import COMMON, Measured, Rule
+from keyhole.testing.rules import COMMON, SHAPES, Aspect, Measured, Rule
 from keyhole.testing.subject import LENGTHS, Subject, subject
 
 FLOAT32 = 1e-5
@@ -28,13 +29,14 @@ def rules_of(kind: str) -> tuple[Rule, ...]:
     """What is asked of a kind of part: "mixer", "position", "merge", "norm" or "feed"."""
     if kind not in CATALOGUE:
         raise InputError(f"there is no kind of part {kind!r}{nearest(kind, CATALOGUE)}")
-    return (*COMMON, *(MIXING if kind == "mixer" else OTHERS[kind]))
+    return (SHAPES, *HONESTY, *COMMON[1:], *(MIXING if kind == "mixer" else OTHERS[kind]))
 
 
 def check(
     part: str | type[nn.Module],
     kind: str = "mixer",
     *,
+    aspect: Aspect | None = None,
     options: dict[str, Any] | None = None,
     width: int = 24,
     heads: int = 4,
@@ -43,18 +45,21 @@ def check(
     seed: int = 0,
     folder: Path | None = None,
 ) -> list[Finding]:
-    """Ask every rule of a part, given by name ("linear", "my.py:Mine") or by its class; one finding a rule."""
+    """Ask every rule of a part, given by name ("linear", "my.py:Mine") or by its class; one finding a rule.
+
+    With `aspect`, "honesty" or "faithfulness", only the rules of that.
+    """
     settings = {"width": width, "heads": heads, "block": block, "lengths": lengths, "seed": seed}
     tested = subject(part, kind, options or {}, folder=folder or Path.cwd(), **settings)
     if kind == "position":
         tested = PlacedSubject(**{field.name: getattr(tested, field.name) for field in fields(Subject)})
     _rehearse(tested)
-    return [_ask(rule, tested) for rule in rules_of(kind)]
+    return [_ask(rule, tested) for rule in rules_of(kind) if aspect in (None, rule.aspect)]
 
 
 def _rehearse(tested: Subject) -> None:
     """A part that cannot be built or called at all is an error of its own, and no question of rules."""
-    with _in_float64():
+    with in_float64():
         try:
             tested.make()(tested.input(2))
         except KeyholeError:
@@ -64,7 +69,7 @@ def _rehearse(tested: Subject) -> None:
 
 
 @contextmanager
-def _in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
     """Constants that a part makes on the way are then of the type it computes in."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -82,29 +87,43 @@ def assert_passes(part: str | type[nn.Module], kind: str = "mixer", **settings: 
 
 
 def _ask(rule: Rule, tested: Subject) -> Finding:
-    said: dict[str, Any] = {"name": rule.name, "statement": f"{tested.spec}: {rule.statement}", "why": rule.why}
     try:
-        with _in_float64():
+        with in_float64():
             found = rule.measure(tested)
     except Exception as error:  # whatever a part raises is a finding, not an end
         measured = str(error) if isinstance(error, KeyholeError) else first_line(error)
-        return Finding(**said, expected="a result", measured=measured, verdict="fails", remedy="make it run first")
+        return finding(rule, tested.spec, Measured(float("inf"), told=measured, remedy="make it run first"), raised=True)
+    return finding(rule, tested.spec, found)
+
+
+def finding(rule: Rule, who: object, found: Measured, *, raised: bool = False) -> Finding:
+    """What a rule measured, as a finding."""
+    said: dict[str, Any] = {
+        "name": rule.name,
+        "statement": f"{who}: {rule.statement}",
+        "why": rule.why,
+        "aspect": rule.aspect,
+        "evidence": found.evidence,
+    }
+    if raised:
+        return Finding(**said, expected="a result", measured=found.told, verdict="fails", remedy=found.remedy)
     if found.missing:
-        return Finding(**said, expected="an answer", measured="nothing", verdict="undecided", remedy=found.missing)
-    return _finding(rule, found, said)
-
-
-def _finding(rule: Rule, found: Measured, said: dict[str, Any]) -> Finding:
+        measured = found.told or "nothing"
+        return Finding(**said, expected="an answer", measured=measured, verdict="undecided", remedy=found.missing)
     holds = found.worst <= found.limit
-    remedy = rule.remedy
+    remedy = found.remedy or rule.remedy
     if 0 < found.limit < found.worst < FLOAT32:
         remedy += "; so small a difference is usually arithmetic in float32: keep to the input's type"
+    measured = f"{found.worst:.2g}" + (f" ({found.where})" if found.where and not holds else "")
+    said["evidence"] = {"worst": found.worst, "limit": found.limit, "where": found.where, **found.evidence}
     return Finding(
         **said,
         expected=f"at most {found.limit:g}",
-        measured=f"{found.worst:.2g}" + (f" ({found.where})" if found.where and not holds else ""),
+        measured="; ".join(filter(None, (measured, found.told))),
         tolerance=f"{found.limit:g}",
+        score=found.worst,
+        limit=found.limit,
         verdict="holds" if holds else "fails",
         remedy="" if holds else remedy,
-        evidence={"worst": found.worst, "limit": found.limit, "where": found.where},
+        code="" if holds else found.code,
     )

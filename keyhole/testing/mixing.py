@@ -1,4 +1,4 @@
-"""What a mixer must be true to beyond `rules.COMMON`: its forms agree, its state is all it needs, padding is nothing.
+"""What a mixer must be true to beyond `rules.COMMON`: its forms agree, its state is all it needs.
 
 Legend: B rows, T tokens, W width, H heads, D head width.
 """
@@ -93,30 +93,6 @@ def _taking_turns(part: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tens
     return torch.cat((first, rest), 1)
 
 
-@torch.no_grad()
-def padding(tested: Subject) -> Measured:
-    """How far real tokens of padded rows are from the same text alone; fully padded rows must be finite."""
-    part, worst = mixer_of(tested), Worst()
-    if not takes(part, "mask"):
-        return Measured(0, missing="forward takes no mask, so rows of different lengths cannot share a batch")
-    for tokens in [n for n in tested.lengths if n + 7 <= tested.block]:
-        text = tested.input(tokens)
-        alone = part(text)
-        for left, right in ((5, 0), (0, 5), (3, 4)):
-            x, mask = _padded(tested, text, left, right)
-            y = part(x, mask)
-            worst.see(
-                y[:, left : left + tokens], alone, f"{tokens} tokens, {left} padded on the left, {right} on the right"
-            )
-            worst.note(float(not y.isfinite().all()), f"{tokens} tokens: a result at padding is not finite")
-        none = torch.zeros(2, tokens, dtype=torch.bool)
-        none[0] = True
-        y = part(text, none)
-        worst.note(float(not y.isfinite().all()), f"{tokens} tokens: a fully padded row is not finite")
-        worst.see(y[:1], alone[:1], f"{tokens} tokens beside a fully padded row")
-    return worst.measured()
-
-
 def cost(tested: Subject) -> Measured:
     """How far the declared parameters, FLOPs and bytes of state are from the counted ones, relatively."""
     part, worst = mixer_of(tested), Worst()
@@ -201,13 +177,6 @@ MIXING = (
         resumed,
         "prompts are read in pieces, and one prompt's state serves several answers",
         "keep everything in the state and nothing in the module; copy() must copy every tensor",
-    ),
-    Rule(
-        "padding",
-        "padding on either side changes nothing for real tokens, and a fully padded row stays finite",
-        padding,
-        "rows of different lengths share a batch; what stands beside a text must not change it",
-        "take padded tokens out of numerator, denominator and state alike",
     ),
     Rule(
         "cost",

@@ -54,19 +54,11 @@ class Subject:
                 part = Guarded(
                     _direct(self.cls, self.spec, {**facts, **others, "folder": self.folder}), self.kind, self.cls.__name__
                 )
-        part = _in_double(part).eval()
-        for name, weight in part.named_parameters():
-            noise = self.normal(*weight.shape, seed=derive(self.seed, name))
-            if getattr(weight, "role", None):
-                weight.data = noise * _scale(weight)
-            elif weight.dtype in (torch.float64, torch.complex128):
-                # A start at zero hides faults; a small step away from any start does not.
-                weight.data = weight.data + 0.05 * noise * max(0.2, float(weight.detach().abs().square().mean().sqrt()))
-        return part
+        return moved(part, self.seed)
 
     def normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
         """Reproducible float64 noise."""
-        return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(derive(self.seed, seed)))
+        return _normal(self.seed, seed, *shape)
 
     def input(self, tokens: int, batch: int = 2, seed: int = 0) -> torch.Tensor:
         """What this kind of part is given: a stream (B, T, W), or heads (B, T, H, D) for a merge."""
@@ -94,7 +86,24 @@ def subject(part: str | type[nn.Module], kind: str, options: dict[str, Any], **s
     return Subject(kind=kind, spec=Spec(name=part.__name__, options=options), cls=part, **settings).usable
 
 
-def _in_double(part: nn.Module) -> nn.Module:
+def _normal(seed: int, stream: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(derive(seed, stream)))
+
+
+def moved(module: nn.Module, seed: int) -> nn.Module:
+    """The module in float64, in evaluation, its weights away from their start: one at zero hides faults."""
+    module = in_double(module).eval()
+    for name, weight in module.named_parameters():
+        noise = _normal(seed, derive(seed, name), *weight.shape)
+        if getattr(weight, "role", None):
+            weight.data = noise * _scale(weight)
+        elif weight.dtype in (torch.float64, torch.complex128):
+            # A small step away from any start is enough where we do not know what the weight is for.
+            weight.data = weight.data + 0.05 * noise * max(0.2, float(weight.detach().abs().square().mean().sqrt()))
+    return module
+
+
+def in_double(part: nn.Module) -> nn.Module:
     """Everything in float64; `Module.double` leaves complex numbers as they are."""
     for tensor in [*part.parameters(), *part.buffers()]:
         if tensor.dtype == torch.complex64:

@@ -58,7 +58,8 @@ def test_the_seeds_that_are_asked_for_do_decide():
 
 
 @pytest.mark.parametrize(
-    ("draw", "n"), [(normal, 2), (normal, 5), (normal, 20), (heavy, 20), (skewed, 20), (normal, 50)], ids=str
+    ("draw", "n"),
+    [(normal, 2), (normal, 5), (normal, 20), (heavy, 20), (skewed, 20), (normal, 50)],
 )
 def test_intervals_hold_the_true_mean_in_19_of_20_cases(draw, n):
     assert 0.95 - 3 * noise(0.95, 1000) <= coverage(draw, n, 1000, seed=1) <= 0.975

@@ -183,22 +183,23 @@ class WrongMaskInLook(Linear):
         return super().look(x)
 
 
+AHEAD = {"suffix", "unaligned cuts", "truncation", "future gradient"}
 PLANTED = {
     StateNotCarried: {"recurrence", "resumed state"},
     PadInADenominator: {"padding", "look"},
-    CircularFFT: {"causality"},
-    FutureInAChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
+    CircularFFT: AHEAD,
+    FutureInAChunk: AHEAD | {"forms", "padding", "recurrence", "resumed state", "look"},
     WrongCost: {"cost"},
     StaleCache: {"recurrence", "resumed state", "cost"},
-    WrongInTheLastChunk: {"causality", "forms", "padding", "recurrence", "resumed state", "look"},
+    WrongInTheLastChunk: {"truncation", "forms", "padding", "recurrence", "resumed state", "look"},
     HalfGradient: {"forms", "gradients"},
-    ReadsItsNeighbours: {"determinism", "recurrence", "resumed state", "padding", "look"},
+    ReadsItsNeighbours: {"batch-mates", "recurrence", "resumed state", "padding", "look"},
     WrongHeads: {"look"},
     ModuleState: {"resumed state"},
-    ZeroOutPeeks: {"causality"},
-    BoundaryLeak: {"causality"},
-    BigChunk: {"causality"},
-    KnowsTheLength: {"causality"},
+    ZeroOutPeeks: AHEAD,
+    BoundaryLeak: AHEAD - {"truncation"},
+    BigChunk: AHEAD - {"future gradient"},
+    KnowsTheLength: {"truncation"},
     RightPadOnly: {"padding", "look"},
     WrongMaskInLook: {"look"},
 }

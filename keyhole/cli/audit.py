@@ -1,0 +1,142 @@
+"""`keyhole audit`: is it honest, and does it do what it says."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keyhole.cli.output import Json, cell, console, print_json, speaks_unicode, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from keyhole.core.findings import Finding
+
+_STYLES = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
+_SIGNS = {"holds": "✓ holds", "fails": "✗ fails", "undecided": "· not asked"}
+_ASCII = {"holds": "holds", "fails": "FAILS", "undecided": "- not asked"}
+HEADS = {"honesty": "Is it honest?", "faithfulness": "Does it do what it says?"}
+
+
+def audit(
+    target: Annotated[
+        str,
+        typer.Argument(help="A part (built in, or my.py:Mine), a run, or a Hugging Face model's folder.", metavar="TARGET"),
+    ],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="mixer, merge, position, norm or feed.", show_default="what it looks like"
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="An option of the part; may be given many times."),
+    ] = None,
+    no_canary: Annotated[
+        bool,
+        typer.Option("--no-canary", metavar="", help="Do not train the canary on random tokens (a part's slowest probe)."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Ask whether a part or a model reads what it may not, and whether its fast forms are what they stand for.
+
+    Every probe is asked in float64 and proves that it could have seen something. Exits 1 when one fails.
+    """
+    from keyhole.core.config import parse_setting
+
+    options = dict(parse_setting(setting) for setting in settings or [])
+    if sys.stderr.isatty():
+        sys.stderr.write(f"auditing {target} ...\r")
+        sys.stderr.flush()
+    from keyhole.audits import audit as ask
+
+    found = ask(target, kind=kind, options=options or None, canary=not no_canary)
+    if sys.stderr.isatty():
+        sys.stderr.write(" " * (len(target) + 13) + "\r")
+    failed = [finding for finding in found if finding.verdict == "fails"]
+    if json:
+        print_json({"target": target, "findings": [finding.to_dict() for finding in found], "failed": len(failed)})
+    else:
+        _show(target, found, failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(target: str, found: list[Finding], failed: list[Finding]) -> None:
+    screen = console()
+    for aspect, head in HEADS.items():
+        asked = [finding for finding in found if finding.aspect == aspect]
+        if asked:
+            _table(screen, head, asked)
+    for finding in failed:
+        _fault(screen, finding)
+    _not_asked(screen, [finding for finding in found if finding.verdict == "undecided"])
+    dishonest = any(finding.aspect == "honesty" for finding in failed)
+    if dishonest:
+        screen.print(f"[bold red]{target} is not honest[/]: do not believe its loss until this is mended", soft_wrap=True)
+    elif failed:
+        screen.print(f"[bold red]{len(failed)} to mend[/]: {', '.join(finding.name for finding in failed)}", soft_wrap=True)
+    else:
+        screen.print(f"[green]{target} passes[/]: nothing that was asked fails", soft_wrap=True)
+
+
+def _table(screen: Console, head: str, asked: list[Finding]) -> None:
+    from rich.text import Text
+
+    screen.print(Text(head, "bold"))
+    shown = table("probe", "score", "limit", "verdict", "seen", right=("score", "limit"))
+    words = _SIGNS if speaks_unicode() else _ASCII
+    for finding in asked:
+        verdict = Text(words[finding.verdict], _STYLES[finding.verdict], no_wrap=True)
+        shown.add_row(
+            Text(finding.name, no_wrap=True), _number(finding.score), _number(finding.limit), verdict, _seen(finding)
+        )
+    screen.print(shown)
+
+
+def _seen(finding: Finding) -> Text:
+    """What stands at the end of a row: where it failed, what was reported, how strongly it was asked."""
+    if finding.verdict == "undecided":
+        return cell(finding.measured if finding.measured != "nothing" else finding.remedy, "dim")
+    _, _, said = finding.measured.partition(" (" if finding.verdict == "fails" else "; ")
+    if finding.verdict == "fails":
+        return cell(finding.evidence.get("where") or said or finding.measured, "red")
+    if said or finding.name in ("canary", "prefix loss"):
+        return cell(said or finding.measured, "dim")
+    power = finding.evidence.get("power")
+    return cell(
+        f"{finding.evidence['changes']:,} changes, moved what they may by up to {power:.2g}" if power else "", "dim"
+    )
+
+
+def _fault(screen: Console, finding: Finding) -> None:
+    """A failing finding in full: what was seen, why it matters, how to mend it."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    screen.print(Text.assemble((finding.name, "bold red"), f"  {finding.statement}"), soft_wrap=True)
+    for word, said in (("measured", finding.measured), ("why", finding.why), ("remedy", finding.remedy)):
+        if said:
+            screen.print(Padding(Text.assemble((f"{word:<9}", "dim"), said), (0, 0, 0, 2)))
+    if finding.code:
+        screen.print(Padding(Text(f"\n{finding.code}", "cyan"), (0, 0, 0, 11)))
+    screen.print()
+
+
+def _not_asked(screen: Console, undecided: list[Finding]) -> None:
+    from rich.text import Text
+
+    if not undecided:
+        return
+    screen.print(Text("Could not be asked", "bold"))
+    wide = max(len(finding.name) for finding in undecided)
+    for finding in undecided:
+        screen.print(Text.assemble((f"  {finding.name:<{wide}}  ", "yellow"), finding.remedy))
+    screen.print()
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.2g}"
