@@ -174,9 +174,12 @@ def test_what_is_not_equal_is_told(result: StudyResult) -> None:
 
 def test_texts_and_lengths_are_means_over_seeds_and_reasons_are_given(result: StudyResult) -> None:
     shown = by_key(result)
-    scored = [trial.values["texts"]["long"]["prefix_loss"] for trial in result.arm("rope").done]
-    cells = next(cells for cells in shown["texts"].rows if cells[0].text == "rope")
-    assert cells[4].text == perplexity(sum(scored) / len(scored))
+    cells = next(cells for cells in shown["texts"].rows if cells[0].text == "reweight")
+    for place, key in ((3, "loss"), (4, "prefix_loss")):
+        scored = [trial.values["texts"]["long"][key] for trial in result.arm("reweight").done]
+        assert cells[place].text == perplexity(sum(scored) / len(scored))
+        assert cells[place].struck == (key == "loss")
+    assert shown["texts"].notes[0].endswith('with this !" (12 tokens)')
     assert row(shown["past"], "baseline")["4 times (256)"].text == "-"
     assert any("none for 256" in note for note in shown["past"].notes)
 
