@@ -35,10 +35,6 @@ def study(
 
     result = carry_out(source, out, seeds=seeds, workers=workers, on=on, resume=resume, quiet=quiet)
 
-    from keyhole.cli.report import as_json, show
+    from keyhole.cli.report import tell
 
-    written = result.report()
-    if json:
-        print_json(as_json(result, written))
-    else:
-        show(result, written)
+    tell(result, json=json)
