@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli.output import Json, print_json
+from keyhole.cli.output import Json
 
 
 def study(
