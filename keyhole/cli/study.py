@@ -38,3 +38,5 @@ def study(
     from keyhole.cli.report import tell
 
     tell(result, json=json)
+    if any(trial.state != "done" for arm in result.arms for trial in arm.trials):
+        raise typer.Exit(1)  # an arm that reads the future is a verdict; one without a result is a failure

@@ -302,8 +302,8 @@ def test_what_comes_back_takes_the_place_of_what_was_there_and_lies_nowhere_else
 @cluster_tests
 def test_ray_client_carries_tasks_out_as_well(nodes, here, tmp_path):
     pytest.importorskip("grpc", reason="Ray's client speaks grpc: pip install 'ray[client]'")
-    root = new_study(tmp_path)
-    task = trial(root, "base", 1)
+    root = moved(here[0], tmp_path)
+    task = trial(here[0], "base", 1)
     events = carry_out(Cluster(root, nodes.client), [task])
     assert endings(events) == {task.name: "done"}
     assert unlike(task, here[0], root) == []
