@@ -1,4 +1,4 @@
-"""A whole study, audits, dev losses and measurements included, beside its trainings one after the other by the best peer."""
+"""A whole study, audits and measurements included, beside its trainings one after the other by the best peer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def measure(settings: Settings) -> Section:
             rounds.append(measured)
     figures = Table(f"Studies: {SHAPE}", ("contender", "tokens/s", "range"), notes=NOTES)
     for name in ("study", *ALL_PEERS):
-        figures.rows.append((name, *spread(column(rounds, name), ",.0f")) if column(rounds, name) else (name, "failed", "-"))
+        values = column(rounds, name)
+        figures.rows.append((name, *(spread(values, ",.0f") if values else ("failed", "-"))))
     figures.rows.append(("one worker, its steps alone", *spread(column(rounds, "study", "one_worker"), ",.0f")))
     best = max(
         (name for name in ALL_PEERS if column(rounds, name)), key=lambda name: statistics.median(column(rounds, name))
