@@ -75,4 +75,4 @@ QUANTITIES = {
     "seconds": "seconds of training",
 }
 TOLERATED = {"seconds": 1.05, "parameters": 1.005, "flops": 1.005}
-"""Below these ratios quantities count as equal: a clock never gives the same twice, a table of positions is no advantage."""
+"""Below these ratios quantities count as equal: no clock gives the same twice, a table of positions is no advantage."""

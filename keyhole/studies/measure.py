@@ -28,8 +28,8 @@ from keyhole.use.evaluate import Score, summary, text_batches, token_losses
 
 ORDER_SAMPLES = 256
 """How many of the first training samples name the order of the data."""
-PAST_ROWS = 32
-"""How many windows beyond the trained length are read."""
+PAST_TOKENS = 8192
+"""About how many tokens beyond the trained length are foretold, whatever the length."""
 SHOWN_POSITIONS = 128
 """Losses by position are averaged into at most so many stretches."""
 
@@ -172,7 +172,7 @@ def _past(run: Run, factor: float) -> dict[str, Any]:
         load_weights(model, run.checkpoint.weights(), "the trained model")
         fields = {**run.recipe.data.model_dump(), "block": longer}
         data = open_dataset(Data.model_validate(fields), run.recipe.folder, tokenizer=run.tokenizer)
-        batch = _windows(data, PAST_ROWS)
+        batch = _windows(data, -(-PAST_TOKENS // (longer - block)))
         with torch.no_grad():
             losses = token_losses(model.eval(), batch)[0].double().cpu().numpy()
     except KeyholeError as error:

@@ -189,8 +189,9 @@ def test_an_unfinished_study_is_told_as_far_as_it_has_come(result: StudyResult, 
     assert "nothing is there yet of shift" in state(result)
     assert headlines(result)["shift"] == "undecided: not trained yet."
     for shown in (text.replace("\\", ""), page, printed(result, 200)):
-        assert "30 of 35 trainings are done" in shown
-        assert resume_command(result) in shown
+        # A terminal breaks lines where it must, here in a folder with a long name.
+        assert "30 of 35 trainings are done" in " ".join(shown.split())
+        assert resume_command(result) in " ".join(shown.split())
 
 
 def test_a_finished_study_says_nothing_of_that(tmp_path: Path) -> None:

@@ -256,11 +256,11 @@ def _rates(result: StudyResult) -> _Chart | None:
     if not any(len(line.points) > 1 for line in drawn):
         return None
     caption = (
-        "Mean dev loss at each learning rate that was tried; every arm tried the same. A course whose lowest point is its "
+        "Mean dev loss at each learning rate that was tried; every arm tried as many. A course whose lowest point is its "
         "first or last may go lower beyond it. A rate at which training diverged has no point. " + _key(drawn)
     )
     top = _robust_top([point[1] for line in drawn for point in line.points])
-    tried = tuple(sorted(result.plan.file.rates.values)) if result.plan.file.rates else ()
+    tried = tuple(sorted({rate for arm in result.arms for rate in arm.rates}))
     axes = Axis("learning rate", log=True, format="~g", ticks=tried), Axis("dev loss, nats", high=top)
     return _Chart("rates", "Loss by learning rate", caption, plain_spec(lines(drawn, result.plan.baseline, *axes)))
 

@@ -82,7 +82,7 @@ def ruined(result: StudyResult, arm: ArmResult) -> bool:
     search = result.plan.file.rates
     if search is None or arm.rate is not None:
         return False
-    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in search.values for seed in range(search.seeds)]
+    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in arm.rates for seed in range(search.seeds)]
     return all((result.path / place / RESULT).is_file() for place in tried)
 
 
