@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from keyhole.record.compare import compare_runs
     from keyhole.record.index import list_runs
     from keyhole.record.run import Run, open_run
+    from keyhole.studies.result import StudyResult, open_study
+    from keyhole.studies.study import study
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
@@ -45,7 +47,10 @@ _WHERE = {
     "import_gpt2": "keyhole.use.gpt2",
     "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
+    "StudyResult": "keyhole.studies.result",
+    "open_study": "keyhole.studies.result",
     "sample": "keyhole.use.sample",
+    "study": "keyhole.studies.study",
     "train": "keyhole.training.loop",
 }
 
@@ -57,6 +62,7 @@ __all__ = [
     "Run",
     "RunStopped",
     "StorageError",
+    "StudyResult",
     "audit",
     "build",
     "compare_runs",
@@ -65,7 +71,9 @@ __all__ = [
     "import_gpt2",
     "list_runs",
     "open_run",
+    "open_study",
     "sample",
+    "study",
     "train",
 ]
 
