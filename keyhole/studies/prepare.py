@@ -138,8 +138,11 @@ def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
 
 
 def _precision(plan: Plan) -> str:
-    if all(arm.recipe.train.precision != "auto" for arm in plan.arms):
-        return "auto"
+    return "auto" if all(arm.recipe.train.precision != "auto" for arm in plan.arms) else best_precision()
+
+
+def best_precision() -> str:
+    """What "auto" comes to on this machine."""
     import torch
 
     from keyhole.training.precision import choose_precision
@@ -170,11 +173,7 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
 
 def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
     out, plan = prepared.out, prepared.plan
-    with storage_errors(out, "writing the study in"):
-        for name, source in code.items():
-            (out / "code").mkdir(parents=True, exist_ok=True)
-            if source != out / name:
-                shutil.copyfile(source, out / name)
+    copy_code(code, out)
     base, _ = portable(Recipe.load(plan.base), code)
     write_atomically(out / BASE, base.to_toml())
     write_atomically(out / STUDY, _as_toml(prepared))
@@ -201,6 +200,15 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "arms": arms,
         },
     )
+
+
+def copy_code(code: dict[str, Path], out: Path) -> None:
+    """Keep the user's own files as they are now."""
+    with storage_errors(out, "writing the user's parts in"):
+        for name, source in code.items():
+            (out / "code").mkdir(parents=True, exist_ok=True)
+            if source != (out / name).resolve():
+                shutil.copyfile(source, out / name)
 
 
 def _as_toml(prepared: Prepared) -> str:
