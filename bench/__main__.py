@@ -27,6 +27,7 @@ SECTIONS = (
     "statespace",
     "speedrun",
     "transfer",
+    "index",
 )
 ROUNDS = {"transfer": 3}
 """Where the usual five would take too long."""

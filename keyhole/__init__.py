@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from keyhole.core.errors import InputError, KeyholeError, RunStopped, StorageError
     from keyhole.core.findings import Finding
     from keyhole.model.lm import build
-    from keyhole.record.run import Run, list_runs, open_run
+    from keyhole.record.compare import compare_runs
+    from keyhole.record.index import list_runs
+    from keyhole.record.run import Run, open_run
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
@@ -37,10 +39,11 @@ _WHERE = {
     "StorageError": "keyhole.core.errors",
     "audit": "keyhole.audits.target",
     "build": "keyhole.model.lm",
+    "compare_runs": "keyhole.record.compare",
     "evaluate": "keyhole.use.evaluate",
     "export_run": "keyhole.use.export",
     "import_gpt2": "keyhole.use.gpt2",
-    "list_runs": "keyhole.record.run",
+    "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
     "sample": "keyhole.use.sample",
     "train": "keyhole.training.loop",
@@ -56,6 +59,7 @@ __all__ = [
     "StorageError",
     "audit",
     "build",
+    "compare_runs",
     "evaluate",
     "export_run",
     "import_gpt2",

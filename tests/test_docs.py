@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from keyhole.core.config import Data, Model, Recipe, Train
+from keyhole.studies.plan import load_plan
+from keyhole.studies.search_plan import SearchPlan
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,11 +63,16 @@ def test_the_user_s_part_of_the_documentation_trains(tmp_path, monkeypatch):
         assert len(kh.sample(run, prompt="The ", tokens=3)) >= 4
 
 
+KINDS = {"studies": ("keyhole study", load_plan), "searches": ("keyhole search", SearchPlan.load)}
+"""What carries out the files of a folder of recipes/, and reads them; all others are recipes."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid_and_its_header_gives_command_time_and_result(path):
-    Recipe.load(path)
+    command, load = KINDS.get(path.parent.name, ("keyhole train", Recipe.load))
+    load(path)
     header = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
-    for word in ("keyhole train", "Takes about", "Expected:"):
+    for word in (f"{command} recipes/", "Takes about", "Expected:"):
         assert word in header, f"{path.name} does not say {word!r}"
 
 

@@ -28,7 +28,7 @@ from keyhole.text.tasks import Noise, build_task
 from keyhole.training.engine import Engine
 
 STEPS = 300
-SYMBOLS, BLOCK, BATCH = 16, 16, 64
+SYMBOLS, BLOCK, BATCH = 16, 12, 48
 LAYERS, WIDTH, HEADS = 3, 48, 4
 RATE = 3e-3
 WINDOWS = 2048

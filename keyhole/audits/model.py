@@ -159,7 +159,10 @@ class Reader:
     def slopes(self, ids_BT: torch.Tensor, cut: int) -> torch.Tensor | None:
         """The gradient of earlier results wrt the embedding of every token, caught where ids become vectors."""
         with torch.enable_grad(), _Embeddings(ids_BT.to(self.device)) as caught:
-            y = self(ids_BT)
+            try:
+                y = self(ids_BT)
+            except InputError:  # such as .numpy() of what carries a gradient
+                return None
             if not caught.found or not y.requires_grad:
                 return None
             total = (y * summing_weights(y))[:, :cut].sum()

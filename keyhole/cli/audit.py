@@ -11,6 +11,7 @@ from keyhole.cli.output import Json, cell, console, print_json, speaks_unicode, 
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from keyhole.core.findings import Finding
 
@@ -71,8 +72,12 @@ def _show(target: str, found: list[Finding], failed: list[Finding]) -> None:
         asked = [finding for finding in found if finding.aspect == aspect]
         if asked:
             _table(screen, head, asked)
+    alike: dict[str, list[Finding]] = {}
     for finding in failed:
-        _fault(screen, finding)
+        # One fault breaks several rules: it is told once.
+        alike.setdefault(finding.evidence.get("diagnosis") or f"{_who(finding)} {finding.name}", []).append(finding)
+    for findings in alike.values():
+        _fault(screen, findings)
     _not_asked(screen, [finding for finding in found if finding.verdict == "undecided"])
     dishonest = any(finding.aspect == "honesty" for finding in failed)
     if dishonest:
@@ -83,46 +88,57 @@ def _show(target: str, found: list[Finding], failed: list[Finding]) -> None:
         screen.print(f"[green]{target} passes[/]: nothing that was asked fails", soft_wrap=True)
 
 
+def _who(finding: Finding) -> str:
+    """What a finding is about."""
+    return finding.statement.partition(": ")[0]
+
+
 def _table(screen: Console, head: str, asked: list[Finding]) -> None:
     from rich.text import Text
 
+    several = len({_who(finding) for finding in asked}) > 1
     screen.print(Text(head, "bold"))
-    shown = table("probe", "score", "limit", "verdict", "seen", right=("score", "limit"))
+    shown = table(*["of"] * several, "probe", "score", "limit", "verdict", "seen", right=("score", "limit"))
     words = _SIGNS if speaks_unicode() else _ASCII
     for finding in asked:
         verdict = Text(words[finding.verdict], _STYLES[finding.verdict], no_wrap=True)
-        shown.add_row(
-            Text(finding.name, no_wrap=True), _number(finding.score), _number(finding.limit), verdict, _seen(finding)
-        )
+        numbers = (_number(finding.score), _number(finding.limit))
+        who = [cell(_who(finding), "cyan")] * several
+        shown.add_row(*who, Text(finding.name, no_wrap=True), *numbers, verdict, _seen(finding))
     screen.print(shown)
 
 
 def _seen(finding: Finding) -> Text:
     """What stands at the end of a row: where it failed, what was reported, how strongly it was asked."""
     if finding.verdict == "undecided":
-        return cell(finding.measured if finding.measured != "nothing" else finding.remedy, "dim")
-    _, _, said = finding.measured.partition(" (" if finding.verdict == "fails" else "; ")
+        return cell(finding.measured if finding.measured != "nothing" else "", "dim")
     if finding.verdict == "fails":
-        return cell(finding.evidence.get("where") or said or finding.measured, "red")
-    if said or finding.name in ("canary", "prefix loss"):
+        return cell(finding.evidence.get("where") or finding.measured, "red")
+    said = finding.measured.partition("; ")[2]
+    if said or finding.score is None or finding.name in ("canary", "prefix loss"):
         return cell(said or finding.measured, "dim")
     power = finding.evidence.get("power")
-    return cell(
-        f"{finding.evidence['changes']:,} changes, moved what they may by up to {power:.2g}" if power else "", "dim"
-    )
+    reached = f"{finding.evidence['changes']:,} changes, reaching what they may with up to {power:.2g}" if power else ""
+    return cell(reached, "dim")
 
 
-def _fault(screen: Console, finding: Finding) -> None:
-    """A failing finding in full: what was seen, why it matters, how to mend it."""
+def _fault(screen: Console, findings: list[Finding]) -> None:
+    """One fault in full: which probes saw it, what it is, why it matters, how to mend it."""
     from rich.padding import Padding
     from rich.text import Text
 
-    screen.print(Text.assemble((finding.name, "bold red"), f"  {finding.statement}"), soft_wrap=True)
-    for word, said in (("measured", finding.measured), ("why", finding.why), ("remedy", finding.remedy)):
+    first = findings[0]
+    names = ", ".join(dict.fromkeys(finding.name for finding in findings))
+    mark = "✗" if speaks_unicode() else "!"
+    screen.print(Text.assemble((f"{mark} {names}", "bold red"), f"  in {_who(first)}"), soft_wrap=True)
+    what = first.evidence.get("diagnosis") or first.measured
+    for word, said in (("what", what), ("why", first.why), ("remedy", first.remedy)):
         if said:
-            screen.print(Padding(Text.assemble((f"{word:<9}", "dim"), said), (0, 0, 0, 2)))
-    if finding.code:
-        screen.print(Padding(Text(f"\n{finding.code}", "cyan"), (0, 0, 0, 11)))
+            screen.print(Padding(Text.assemble((f"{word:<8}", "dim"), said), (0, 0, 0, 2), expand=False))
+    if first.code:
+        screen.print()
+        for line in first.code.splitlines():
+            screen.print(Text(f"          {line}", "cyan"), soft_wrap=True)
     screen.print()
 
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import audit, doctor, evaluate, export, importing, parts, runs, sample, study, train
+from keyhole.cli import audit, doctor, evaluate, export, importing, parts, report, runs, sample, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -63,10 +63,11 @@ COMMANDS = {
     "eval": evaluate.evaluate,
     "sample": sample.sample,
     "audit": audit.audit,
+    "study": study.study,
+    "report": report.report,
     "runs": runs.runs,
     "parts": parts.parts,
     "export": export.export,
-    "study": study.study,
     "import": importing.import_folder,
     "doctor": doctor.doctor,
 }
@@ -75,9 +76,10 @@ EXAMPLES = {
     "eval": 'keyhole eval runs/first --text "An expression is" --text "qzx"',
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
     "audit": "keyhole audit my.py:Mine --no-canary",
-    "runs": "keyhole runs runs",
-    "parts": "keyhole parts merge",
     "study": "keyhole study recipes/studies/founding.toml",
+    "report": "keyhole report runs/founding --html founding.html",
+    "runs": 'keyhole runs runs --where "dev_loss<1.5" --sort dev_loss',
+    "parts": "keyhole parts merge",
     "export": "keyhole export runs/first exported/first",
     "import": "keyhole import exported/first runs/again",
     "doctor": "keyhole doctor",

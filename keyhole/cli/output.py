@@ -25,6 +25,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
 
 
+def print_rows(name: str, rows: list[dict[str, Any]]) -> None:
+    """One JSON object that holds a list, one row a line: many rows are quick to write and easy to search."""
+    texts = [json.dumps(_finite(row), ensure_ascii=False) for row in rows]
+    typer.echo(f'{{"{name}": [\n' + ",\n".join(texts) + "\n]}" if texts else f'{{"{name}": []}}')
+
+
 def console() -> Console:
     """Stdout for tables and colours; plain text where it is not a terminal."""
     from rich.console import Console

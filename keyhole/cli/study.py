@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli.output import Json
+from keyhole.cli.output import Json, print_json
 
 
 def study(
@@ -35,6 +35,10 @@ def study(
 
     result = carry_out(source, out, seeds=seeds, workers=workers, on=on, resume=resume, quiet=quiet)
 
-    from keyhole.cli.report import tell
+    from keyhole.cli.report import as_json, show
 
-    tell(result, json=json)
+    written = result.report()
+    if json:
+        print_json(as_json(result, written))
+    else:
+        show(result, written)

@@ -92,6 +92,14 @@ def read_json(path: Path) -> Any:
         raise StorageError(f"{path} is damaged ({error}); restore it or remove its folder") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or say that the file holds none."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} is damaged (it holds no JSON object); restore it or remove its folder")
+    return value
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's content."""
     digest = hashlib.sha256()

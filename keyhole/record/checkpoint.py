@@ -19,14 +19,15 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from keyhole.core.errors import InputError, StorageError
 from keyhole.core.files import fsync, read_json, sha256, storage_errors
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT = 1
 KEEP = 2
@@ -100,6 +101,20 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         except (StorageError, InputError) as error:
             faults.append(str(error))
     return None, faults
+
+
+def load_file(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file. Torch is imported by those who read or write weights, not by those who list runs."""
+    from safetensors import torch as library
+
+    return library.load_file(file)
+
+
+def save_file(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Write tensors to a file."""
+    from safetensors import torch as library
+
+    library.save_file(tensors, file)
 
 
 def set_aside(folder: Path, after: int) -> list[Path]:

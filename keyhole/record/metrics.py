@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from keyhole.core.files import storage_errors
 
 NAME = "metrics.jsonl"
+BLOCK = 1 << 16
+"""Bytes read at a time from the end of the file."""
 
 
 class MetricsWriter:
@@ -63,3 +66,43 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             except ValueError:
                 break
     return rows
+
+
+def last_rows(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last whole row, and the last that holds `key`; read from the end, so that a long run is as quick as a short one.
+
+    Either is empty where there is none.
+    """
+    path, needle = folder / NAME, json.dumps(key).encode()
+    last: dict[str, Any] = {}
+    if path.is_file():
+        for line in _lines_backwards(path):
+            if last and needle not in line:
+                continue
+            row = _row(line)
+            last = last or row
+            if key in row:
+                return last, row
+    return last, {}
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """One line as a row; empty where it is none, such as the beginning of a row that is being written."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        end, rest = file.seek(0, os.SEEK_END), b""
+        while end:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            # What stands before the first line break belongs to a line that begins in an earlier block.
+            rest, *lines = (file.read(end - start) + rest).split(b"\n")
+            yield from reversed(lines)
+            end = start
+        yield rest

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 from keyhole.core.config import Recipe
-from keyhole.core.errors import InputError, KeyholeError, StorageError
+from keyhole.core.errors import InputError, StorageError
 from keyhole.core.files import read_json
 from keyhole.model.lm import LM
 from keyhole.record import checkpoint
-from keyhole.record.environment import RECIPE_DIGEST, text_digest
+from keyhole.record.environment import stored_recipe
 from keyhole.record.metrics import read_metrics
 from keyhole.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -39,15 +39,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe with every default filled in; one that is not as the run began with it is refused."""
-        path = self.path / "recipe.toml"
-        recipe = Recipe.load(path)
-        known = self.environment.get(RECIPE_DIGEST) if (self.path / "environment.json").exists() else None
-        if known not in (None, text_digest(path.read_text(encoding="utf-8"))):
-            raise StorageError(
-                f"{path} is damaged or was changed since this run began; put it back, or, if you changed it knowingly, "
-                f"take {RECIPE_DIGEST!r} out of {self.path / 'environment.json'}"
-            )
-        return recipe
+        return stored_recipe(self.path)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -123,51 +115,3 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], where: str)
             shapes = f"{tuple(weights[name].shape)} instead of {tuple(tensor.shape)}"
             raise StorageError(f"{where} does not fit the recipe: {name} has shape {shapes}")
         tensor.copy_(weights[name])
-
-
-def list_runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
-    """A row for each run below a folder: where it stands, in words."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; keyhole train RECIPE.toml makes the first run")
-    return [_summary(path.parent) for path in _recipes(folder)]
-
-
-def _recipes(folder: Path) -> list[Path]:
-    """Every recipe that stands for a run; one among a run's copied code does not."""
-    return [path for path in sorted(folder.rglob("recipe.toml")) if "code" not in path.relative_to(folder).parts]
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": str(path)}
-    try:
-        run = open_run(path)
-        metrics = run.metrics
-        found, faults = checkpoint.latest(path / "checkpoints")
-        dev = [entry["dev_loss"] for entry in metrics if "dev_loss" in entry]
-        model, train = run.recipe.model, run.recipe.train
-        mixers = "+".join(spec.name for spec in model.specs("mixer"))
-        row |= {
-            "recipe": run.recipe.hash,
-            "source": run.recipe.data.source.name,
-            "model": f"{model.layers}x{model.heads}x{model.width} {mixers} {model.position.name}",
-            "optimizer": train.optimizer.name,
-            "step": metrics[-1]["step"] if metrics else 0,
-            "saved": found.step if found else 0,
-            "train_loss": metrics[-1].get("loss") if metrics else None,
-            "dev_loss": dev[-1] if dev else None,
-            "state": _state(path, found, faults),
-        }
-    except KeyholeError as error:
-        row["state"] = f"damaged: {error}"
-    return row
-
-
-def _state(path: Path, found: checkpoint.Checkpoint | None, faults: list[str]) -> str:
-    if (path / "findings.json").is_file() and any(f["verdict"] == "fails" for f in read_json(path / "findings.json")):
-        return "stopped by a finding"
-    if faults:
-        return "newest checkpoint damaged"
-    if found is None:
-        return "no checkpoint"
-    return "done" if found.state.get("done") else "unfinished"

@@ -104,6 +104,8 @@ class ArmSection(Changes):
     """What the arm is for, in a few words; the report shows it."""
     processes: int | None = Field(None, ge=1)
     """Where this arm wants another number of processes than the study says."""
+    rates: list[float] | None = None
+    """The rates that this arm tries where `[rates]` searches: as many as every other arm, of its own size."""
 
 
 class RatesSection(Section):
@@ -155,6 +157,8 @@ class Arm:
     changes: dict[str, Any]
     recipe: Recipe
     processes: int
+    rates: tuple[float, ...] = ()
+    """The learning rates that it tries, where a search was asked for."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,19 @@ def _arm(key: str, section: ArmSection, base: Recipe, shared: dict[str, Any], fi
         recipe = base.replace({**shared, **changes})
     except InputError as error:
         raise InputError(f"arm {key}: {str(error).removeprefix('the recipe: ')}") from None
-    return Arm(key, section.note, changes, recipe, section.processes or file.study.processes)
+    processes = section.processes or file.study.processes
+    return Arm(key, section.note, changes, recipe, processes, _rates(key, section, file.rates))
+
+
+def _rates(key: str, section: ArmSection, search: RatesSection | None) -> tuple[float, ...]:
+    if section.rates is not None and search is None:
+        raise InputError(f"arm {key} has rates, and nothing searches them; write [rates] with values for all arms")
+    found = (section.rates or search.values) if search else []
+    if search and (len(found) != len(search.values) or len(set(found)) != len(found) or min(found) <= 0):
+        raise InputError(
+            f"arm {key} tries the rates {found}; give {len(search.values)} different ones above 0, as every arm has as many"
+        )
+    return tuple(found)
 
 
 def _check_names(names: list[str]) -> None:

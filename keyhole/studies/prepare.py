@@ -27,8 +27,6 @@ from keyhole.studies.trial import Task
 STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
 RATE_SEEDS = 10_000
 """The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
-SPARE = {"tokens": 0, "texts": {}, "positions": False, "past": [], "windows": 0}
-"""What is measured where a rate is searched: the loss alone."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,13 @@ class Prepared:
         search = self.plan.file.rates
         if search is None:
             return []
+        spare = {"tokens": self.plan.file.measure.tokens, "texts": {}, "positions": False, "past": [], "windows": 0}
         return [
-            self._task("trial", rate_place(arm.name, rate, seed), arm.name, seed, rate, SPARE)
+            self._task("trial", rate_place(arm.name, rate, seed), arm.name, seed, rate, spare)
             for seed in range(RATE_SEEDS, RATE_SEEDS + search.seeds)
-            for rate in search.values
+            for place in range(len(search.values))
             for arm in self.plan.arms
+            for rate in [arm.rates[place]]
         ]
 
     def trials(self, chosen: dict[str, float | None]) -> list[Task]:
@@ -221,7 +221,7 @@ def _as_toml(prepared: Prepared) -> str:
         sections["set"] = _nested(shared, prepared.recipes[plan.baseline])
     for arm in plan.arms:
         own = {"note": arm.note} if arm.note else {}
-        own |= {"processes": plan.file.arms[arm.name].processes}
+        own |= {key: getattr(plan.file.arms[arm.name], key) for key in ("processes", "rates")}
         sections[dotted("arms", arm.name)] = own | _nested(arm.changes, prepared.recipes[arm.name])
     sections |= {name: values[name] for name in ("rates", "measure") if name in values}
     return to_toml(sections)

@@ -19,7 +19,7 @@ def choose(plan: Plan, root: Path, arm: str) -> tuple[dict[float, float | None],
         return {}, None
     seeds = range(RATE_SEEDS, RATE_SEEDS + search.seeds)
     found: dict[float, float | None] = {}
-    for rate in search.values:
+    for rate in plan.arm(arm).rates:
         losses = [_loss(root / rate_place(arm, rate, seed) / RESULT) for seed in seeds]
         known = [loss for loss in losses if loss is not None]
         found[rate] = statistics.fmean(known) if len(known) == len(losses) else None

@@ -21,6 +21,7 @@ from keyhole.studies.prepare import KNOWN, Prepared, stored_plan
 from keyhole.studies.trial import RESULT
 
 if TYPE_CHECKING:
+    from keyhole.studies.report import Report
     from keyhole.studies.statistics import Difference, Estimate
 
 FAILURES = "failures.json"
@@ -169,6 +170,17 @@ class StudyResult:
     def complete(self) -> bool:
         """Whether every trial has ended."""
         return all(trial.state in ("done", "diverged") for arm in self.arms for trial in arm.trials)
+
+    def report(self, html: str | Path | None = None, md: str | Path | None = None, *, charts: bool = True) -> Report:
+        """Write it up as Markdown, one HTML file and charts; into its directory where no other file is named."""
+        from keyhole.studies.report import write_report
+
+        return write_report(self, html, md, charts=charts)
+
+    def _repr_html_(self) -> str:
+        from keyhole.studies.report.html import to_fragment
+
+        return to_fragment(self)
 
     @property
     def command(self) -> str:

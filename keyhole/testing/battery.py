@@ -110,6 +110,8 @@ def finding(rule: Rule, who: object, found: Measured, *, raised: bool = False) -
     if found.missing:
         measured = found.told or "nothing"
         return Finding(**said, expected="an answer", measured=measured, verdict="undecided", remedy=found.missing)
+    if found.limit == float("inf"):
+        return Finding(**said, expected="a report", measured=found.told, verdict="holds")
     holds = found.worst <= found.limit
     remedy = found.remedy or rule.remedy
     if 0 < found.limit < found.worst < FLOAT32:

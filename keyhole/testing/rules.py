@@ -32,7 +32,7 @@ class Measured:
     missing: str = ""
     limit: float = LIMIT
     told: str = ""
-    """What else was seen, in words: a diagnosis, or what a rule that cannot fail reports."""
+    """What else was seen, in words: a diagnosis, or what a rule without a limit reports."""
     remedy: str = ""
     """What mends this very fault, where that is known; else the rule's own remedy stands."""
     code: str = ""
@@ -168,7 +168,7 @@ def past_the_block(tested: Subject) -> Measured:
     change = float((y[:, : tested.block] - before).abs().max()) / max(1.0, float(before.abs().max()))
     size = float(y[:, tested.block :].square().mean().sqrt()) / max(float(before.square().mean().sqrt()), 1e-300)
     told = f"{tokens} tokens: finite, earlier results change by {change:.1g}, later ones are {size:.2g} times as large"
-    return Measured(0, told=told, evidence={"change": change, "size": size})
+    return Measured(0, told=told, limit=float("inf"), evidence={"change": change, "size": size})
 
 
 def stepwise(part: Any, x: torch.Tensor, cuts: list[int]) -> torch.Tensor:

@@ -95,6 +95,7 @@ class _Training:
         self.window: list[float] = [0.0, 0]
         self.watch = Watch(math.log(self.data.vocab))
         self.metrics: MetricsWriter | None = None
+        self.parameters = 0
 
     def begin(self) -> None:
         """Put everything where the run starts or goes on."""
@@ -103,6 +104,7 @@ class _Training:
         train = self.recipe.train
         self.engine = Engine(self.model, train, world=self.world, precision=self._precision(device), device=device)
         seed_chance(train.seed, self.world)
+        self.parameters = size.total
         self._tell(size.total)
         if self.saved is not None:
             self._go_on_from(self.saved)
@@ -265,7 +267,8 @@ class _Training:
         """Write the start of a new record, or cut an old one back to where its checkpoint was."""
         if not self.resume:
             precision = {"name": self.engine.precision.name, "reason": self.engine.precision.reason}
-            start_record(self.out, self.recipe, self.data, {"precision": precision, "processes": self.world.size})
+            notes = {"precision": precision, "processes": self.world.size, "parameters": self.parameters}
+            start_record(self.out, self.recipe, self.data, notes)
         else:
             (self.out / "findings.json").unlink(missing_ok=True)
             for path in checkpoint.set_aside(self.out / "checkpoints", after=self.spent.step):

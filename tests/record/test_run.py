@@ -9,7 +9,8 @@ import torch
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
 from keyhole.record.create import only_writer, portable, refuse_if_taken
-from keyhole.record.run import list_runs, open_run
+from keyhole.record.index import list_runs
+from keyhole.record.run import open_run
 from keyhole.training.loop import train
 
 MINE = """

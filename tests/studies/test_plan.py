@@ -41,6 +41,8 @@ def test_arms_are_the_base_recipe_with_their_changes(tmp_path):
         ({"set": {"train": {"tokens": 3}}}, "give the budget once"),
         ({"rates": {"values": [0.1]}}, "rates.values"),
         ({"rates": {"values": [0.1, 0.2]}, "arms": {"a": {"train": {"rate": 0.1}}}}, "train.rate, which [rates] searches"),
+        ({"arms": {"a": {"rates": [0.1]}}}, "arm a has rates, and nothing searches them"),
+        ({"rates": {"values": [0.1, 0.2]}, "arms": {"a": {"rates": [0.1]}}}, "arm a tries the rates [0.1]; give 2"),
         ({"measure": {"past": [0.5]}}, "multiples of the block above 1"),
     ],
 )
@@ -130,6 +132,14 @@ def test_arms_of_a_seed_share_all_chance_and_rates_are_searched_on_other_seeds(t
     rates = prepared.rates()
     assert len(rates) == 2 * 2 * 3
     assert {task.seed for task in rates}.isdisjoint(plan.seeds)
+
+
+def test_arms_may_search_rates_of_their_own_size(tmp_path):
+    arms = {"a": {}, "b": {"rates": [1.0, 2.0]}}
+    plan = load_plan(write_study(tmp_path / "source", arms=arms, rates={"values": [0.1, 0.2]}))
+    tried = {(task.arm, task.recipe["train"]["rate"]) for task in prepare(plan, tmp_path / "out", resume=False).rates()}
+    assert tried == {("a", 0.1), ("a", 0.2), ("b", 1.0), ("b", 2.0)}
+    assert stored_plan(tmp_path / "out").arm("b").rates == (1.0, 2.0)
 
 
 def test_one_precision_is_chosen_for_all_arms(tmp_path):

@@ -14,7 +14,8 @@ from training_helpers import ROOT, differences, end, log_of, tiny, values
 
 from keyhole.core.errors import InputError, RunStopped, StorageError
 from keyhole.record import checkpoint, create
-from keyhole.record.run import list_runs, open_run
+from keyhole.record.index import list_runs
+from keyhole.record.run import open_run
 from keyhole.training.health import MARGIN, PATIENCE, Watch
 from keyhole.training.loop import train
 

@@ -1,0 +1,166 @@
+"""What a report says in words: the verdict on each arm, how far the study is, what must be known to read it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from keyhole.core.errors import KeyholeError
+from keyhole.core.files import read_json
+from keyhole.core.findings import Finding
+from keyhole.studies.prepare import RATE_SEEDS, rate_place
+from keyhole.studies.rates import at_the_edge
+from keyhole.studies.report.tables import prefix_by_seed, prefix_mean
+from keyhole.studies.report.wording import MEASURES, budget, judged, number, rules, untrained
+from keyhole.studies.trial import RESULT
+
+if TYPE_CHECKING:
+    from keyhole.studies.result import ArmResult, StudyResult
+    from keyhole.studies.statistics import Difference
+
+UNKNOWN = "unknown"
+
+
+def headlines(result: StudyResult) -> dict[str, str]:
+    """The verdict on each arm but the baseline, one sentence each, in the plan's order."""
+    honestly = by_prefixes(result)
+    return {
+        name: _headline(result, result.arm(name), found, honestly.get(name)) for name, found in result.differences.items()
+    }
+
+
+def _headline(result: StudyResult, arm: ArmResult, found: Difference, honest: Difference | None) -> str:
+    if found.verdict == "not comparable":
+        return _unfair(result, arm, found, honest)
+    return f"{judged(found, arm) if untrained(arm) else found.sentence}."
+
+
+def _unfair(result: StudyResult, arm: ArmResult, found: Difference, honest: Difference | None) -> str:
+    name = MEASURES[result.measure][0]
+    if arm.honest:
+        said = f"{found.sentence}."
+    else:
+        loss = arm.mean(result.measure)
+        claimed = f"; its {name} of {number(loss)} is no evidence" if loss is not None else ""
+        said = f"not comparable: it reads the future (caught by {', '.join(rules(arm))}){claimed}."
+    whole, prefix = prefix_mean(arm, "full"), prefix_mean(arm, "prefix")
+    if whole is None or prefix is None:
+        return said
+    if not arm.honest:
+        said += f" On the same windows it scores {number(whole)} read whole and {number(prefix)} prefix by prefix."
+    return f"{said} Prefix by prefix, where nothing can be read ahead, it is {honest.sentence}." if honest else said
+
+
+def by_prefixes(result: StudyResult) -> dict[str, Difference]:
+    """Arms that are not comparable, judged by their loss prefix by prefix, with which no part can cheat."""
+    from keyhole.studies.statistics import compare
+
+    baseline = result.plan.baseline
+    judged = [baseline, *(name for name, found in result.differences.items() if found.verdict == "not comparable")]
+    losses = {name: prefix_by_seed(result.arm(name), "prefix") for name in judged}
+    return compare(baseline, losses) if len(losses) > 1 and any(losses.values()) else {}
+
+
+def state(result: StudyResult) -> str:
+    """How far the study is; empty where all is done."""
+    waiting = [arm for arm in result.arms if not ruined(result, arm)]
+    trials = [trial for arm in waiting for trial in arm.trials]
+    missing = [trial for trial in trials if trial.state == "missing"]
+    failed = [trial for trial in trials if trial.state == "failed"]
+    if not missing and not failed:
+        return ""
+    done = len(trials) - len(missing) - len(failed)
+    said = [f"{done} of {len(trials)} trainings are done: verdicts may change with the rest"]
+    none = [arm.name for arm in waiting if all(trial.state == "missing" for trial in arm.trials)]
+    said += [f"nothing is there yet of {', '.join(none)}"] if none else []
+    said += [f"{len(failed)} failed"] if failed else []
+    return f"{'; '.join(said)}. Go on with: {resume_command(result)}"
+
+
+def ruined(result: StudyResult, arm: ArmResult) -> bool:
+    """Whether an arm diverged at every rate that was tried, so that there is nothing to train it with."""
+    search = result.plan.file.rates
+    if search is None or arm.rate is not None:
+        return False
+    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in search.values for seed in range(search.seeds)]
+    return all((result.path / place / RESULT).is_file() for place in tried)
+
+
+def resume_command(result: StudyResult) -> str:
+    """What carries the rest of a study out."""
+    return f"keyhole study {shlex.quote(str(result.path / 'study.toml'))} --resume"
+
+
+def warnings(result: StudyResult) -> list[str]:
+    """What may mislead: an unpaired study, a dishonest baseline, runs that ended badly, rates at the edge."""
+    said = []
+    if result.paired.verdict != "holds":
+        said.append(f"{result.paired.statement}: {result.paired.measured}; {result.paired.remedy}")
+    if not result.arm(result.plan.baseline).honest:
+        said.append(f"the baseline {result.plan.baseline} itself reads the future: nothing can be compared with it")
+    for arm in result.arms:
+        for trial in arm.trials:
+            if trial.state in ("diverged", "failed"):
+                message = f": {' '.join(trial.message.split())}" if trial.message else ""
+                said.append(f"{arm.name}, seed {trial.seed}: {trial.state}{message}")
+        if ruined(result, arm):
+            said.append(f"{arm.name} diverged at every learning rate that was tried, and was not trained")
+    edge = [arm.name for arm in result.arms if at_the_edge(arm.rates, arm.rate)]
+    if edge:
+        said.append(f"the best rate is the first or last tried for {', '.join(edge)}: a better one may lie beyond")
+    return said
+
+
+def reading(result: StudyResult) -> list[str]:
+    """How the numbers are meant."""
+    compared = len(result.differences)
+    return [
+        "A verdict compares an arm with the baseline seed by seed: both trained on the same data in the same order.",
+        "A mean stands with its 95 % interval: of a hundred such intervals, about 95 hold the true mean.",
+        "Intervals of differences are corrected for "
+        f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: a false better or worse has a chance of 5 % in all.",
+        "Not distinguishable is no proof of equality; so many seeds would find such a difference 4 times in 5.",
+        "Not comparable: an arm that reads the future. Its loss is struck out; prefix by prefix it cannot cheat.",
+    ]
+
+
+def findings(result: StudyResult) -> dict[str, list[Finding]]:
+    """What audits found on each arm: what fails first, then what is undecided."""
+    order = {"fails": 0, "undecided": 1, "holds": 2}
+    return {arm.name: sorted(arm.findings, key=lambda found: order[found.verdict]) for arm in result.arms}
+
+
+def tally(found: list[Finding]) -> str:
+    """So many hold, fail, are undecided."""
+    if not found:
+        return "not audited yet"
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in ("fails", "undecided", "holds")}
+    said = {"fails": "fail" if counts["fails"] != 1 else "fails", "undecided": "undecided", "holds": "hold"}
+    return ", ".join(f"{count} {said[verdict]}" for verdict, count in counts.items() if count)
+
+
+def environment(result: StudyResult) -> dict[str, str]:
+    """With what the trials were made; all values where machines differed."""
+    seen: dict[str, dict[str, None]] = {}
+    for trial in (trial for arm in result.arms for trial in arm.trials):
+        for name, value in _environment(trial.path).items():
+            seen.setdefault(name, {})[value] = None
+    shown = {name: "; ".join(values) for name, values in seen.items()}
+    return {"begun": str(result.known.get("started", UNKNOWN)), "budget": budget(result), **shown}
+
+
+def _environment(path: Any) -> dict[str, str]:
+    try:
+        known = read_json(path / "environment.json")
+    except KeyholeError:
+        return {}  # not begun, or damaged: the report tells of the others
+    versions, machine = known.get("versions", {}), known.get("machine", {})
+    precision, data = known.get("precision", {}), known.get("data", {})
+    return {
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or UNKNOWN,
+        "machine": ", ".join(
+            f"{value} {name}" if isinstance(value, int) else str(value) for name, value in machine.items()
+        ),
+        "precision": str(precision.get("name", UNKNOWN)),
+        "data": str(data.get("hash", UNKNOWN))[:16],
+    }
