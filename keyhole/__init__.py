@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from keyhole.record.compare import compare_runs
     from keyhole.record.index import list_runs
     from keyhole.record.run import Run, open_run
+    from keyhole.studies.searching import search
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
@@ -46,6 +47,7 @@ _WHERE = {
     "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
     "sample": "keyhole.use.sample",
+    "search": "keyhole.studies.searching",
     "train": "keyhole.training.loop",
 }
 
@@ -66,6 +68,7 @@ __all__ = [
     "list_runs",
     "open_run",
     "sample",
+    "search",
     "train",
 ]
 

@@ -48,7 +48,7 @@ class Prepared:
         search = self.plan.file.rates
         if search is None:
             return []
-        spare = {"tokens": self.plan.file.measure.tokens, "texts": {}, "positions": False, "past": [], "windows": 0}
+        spare = loss_alone(self.plan.file.measure.tokens)
         return [
             self._task("trial", rate_place(arm.name, rate, seed), arm.name, seed, rate, spare)
             for seed in range(RATE_SEEDS, RATE_SEEDS + search.seeds)
@@ -88,6 +88,11 @@ class Prepared:
             processes=self.plan.arm(arm).processes,
             measure=measure or {},
         )
+
+
+def loss_alone(tokens: int) -> dict[str, Any]:
+    """What is measured where something is searched, and not judged."""
+    return {"tokens": tokens, "texts": {}, "positions": False, "past": [], "windows": 0}
 
 
 def rate_place(arm: str, rate: float, seed: int) -> str:

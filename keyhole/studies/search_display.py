@@ -105,6 +105,11 @@ def shown(settings: Settings) -> str:
 
 def show_value(value: Any) -> str:
     """A value for a table."""
+    if isinstance(value, dict) and "name" in value:
+        options = ", ".join(f"{key}={show_value(item)}" for key, item in value.items() if key != "name")
+        return f"{value['name']}({options})" if options else str(value["name"])
+    if isinstance(value, list | tuple):
+        return " + ".join(map(show_value, value))
     return f"{value:.4g}" if isinstance(value, float) else name_of(value)
 
 

@@ -63,6 +63,8 @@ class SearchSettings(Section):
     """Which objective is the best: the lowest, but for accuracy and tokens_per_second."""
     repeats: int = Field(1, ge=1)
     """Trainings of each trial, from the seeds 0, 1, ... of weights and data alike; their mean counts."""
+    tokens: int = Field(0, ge=0)
+    """How many dev tokens the end of a trial is measured on, always the same; 0 reads the whole dev split."""
     processes: int = Field(1, ge=1)
     """How many processes train one run together, started by torchrun."""
 

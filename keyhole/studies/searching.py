@@ -17,7 +17,7 @@ from typing import Any
 from keyhole.core.errors import InputError
 from keyhole.record.create import only_writer
 from keyhole.studies.execute import Executor, build_executor
-from keyhole.studies.prepare import SPARE
+from keyhole.studies.prepare import loss_alone
 from keyhole.studies.sampler import Trial
 from keyhole.studies.search import Proposal, Search
 from keyhole.studies.search_display import SearchBoard, choose_search_board
@@ -118,7 +118,7 @@ class _Conduct:
                 seed=seed,
                 recipe=recipe.model_dump(),
                 processes=self.plan.search.processes,
-                measure=SPARE,
+                measure=loss_alone(self.plan.search.tokens),
             )
             for seed, recipe in zip(self.plan.seeds(), proposal.recipes, strict=True)
         ]
