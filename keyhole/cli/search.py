@@ -22,7 +22,9 @@ def search(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The search's directory, which must be new or empty.", show_default="runs/NAME for NAME.toml"
+            metavar="DIR",
+            help="The search's directory, which must be new or empty.",
+            show_default="runs/NAME for NAME.toml",
         ),
     ] = None,
     trials: Annotated[int | None, typer.Option(metavar="N", help="How many trials, instead of the search's own.")] = None,

@@ -260,12 +260,13 @@ class Search:
 
     def _running(self, number: int) -> Any:
         """The trial, if it may still be told of."""
-        trials = self._study.get_trials(deepcopy=False)
-        if not 0 <= number < len(trials):
-            raise InputError(f"there is no trial {number}; {len(trials)} were asked for")
-        if trials[number].state.is_finished():
-            raise InputError(f"trial {number} has ended before ({trials[number].state.name.lower()}); it is told once")
-        return trials[number]
+        try:
+            trial = self._storage.get_trial(self._id(number))
+        except KeyError:
+            raise InputError(f"there is no trial {number}; {len(self.trials())} were asked for") from None
+        if trial.state.is_finished():
+            raise InputError(f"trial {number} has ended before ({trial.state.name.lower()}); it is told once")
+        return trial
 
 
 def refuse_if_changed(plan: SearchPlan, folder: Path) -> None:

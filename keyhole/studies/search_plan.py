@@ -134,12 +134,16 @@ class SearchPlan(Section):
         try:
             found = recipe or Recipe.load(beside(plan.search.recipe, folder or Path()))
             plan._folder = folder or found.folder
-            plan._recipe = apply(found, with_places(_one_level(plan.set), plan._folder))
-            plan._space = Space.parse(with_places(flatten(plan.space), plan._folder), plan._recipe)
+            plan._recipe = apply(found, plan._placed(_one_level(plan.set), found))
+            plan._space = Space.parse(plan._placed(flatten(plan.space), found), plan._recipe)
             plan._check()
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         return plan
+
+    def _placed(self, table: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+        """The user's files by their whole path, where the search does not lie beside its recipe."""
+        return table if self._folder == recipe.folder else with_places(table, self._folder)
 
     def _check(self) -> None:
         asked = self.search

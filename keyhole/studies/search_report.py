@@ -141,7 +141,9 @@ def draw(result: SearchResult) -> list[Picture]:
     missing = len(result.trials) - len(result.ranked)
     course = f"Each dot is a trial; the line is the {result.plan.goal} {result.objective} so far."
     course += f" {missing} trials without a value are left out." if missing else ""
-    told = "Each dot is a trial, with all that it has besides; the best is filled. What one panel shows may be due to another."
+    told = (
+        "Each dot is a trial, with all that it has besides; the best is filled. What one panel shows may be due to another."
+    )
     made = []
     for key, title, caption, chart in (
         ("trials", "The course of the search", course, _course(result)),

@@ -143,7 +143,11 @@ class _Conduct:
         number, row = going.proposal.number, event.row
         self.board.event(number, repeat, event)
         # The last measurement is the result itself: whoever has come so far is not sent away.
-        if "dev_loss" in row and event.progress < 1 and self.engine.report(number, row["step"], row["dev_loss"], repeat=repeat):
+        if (
+            "dev_loss" in row
+            and event.progress < 1
+            and self.engine.report(number, row["step"], row["dev_loss"], repeat=repeat)
+        ):
             self._tell(going, pruned=True)
 
     def _found(self, going: _Going, repeat: int, found: dict[str, Any] | None) -> None:
@@ -154,7 +158,7 @@ class _Conduct:
             # Whatever the other seeds do: a point that may diverge is no point to choose.
             self._tell(going, [math.nan] * len(going.tasks), note=found["message"])
         elif not isinstance(value := found.get(self.plan.search.objective), int | float):
-            self._tell(going, failure=f"its data gives no {self.plan.search.objective}")
+            self._tell(going, failure=f"it has no {self.plan.search.objective}")
         else:
             going.values[repeat] = float(value)
             if len(going.values) == len(going.tasks):

@@ -10,7 +10,6 @@ import pytest
 from search_helpers import BOTTOM, bowl, finish, plan
 
 from keyhole.core.errors import InputError, StorageError
-from keyhole.studies.carry_out import carry_out
 from keyhole.studies.sampler import point_name
 from keyhole.studies.search import Search
 
@@ -162,7 +161,8 @@ def test_points_that_make_no_recipe_are_passed_over(opened):
 def test_a_diverged_trial_is_the_worst_and_a_failed_one_keeps_its_reason(opened):
     search = opened(plan("random", trials=4))
     asked = search.ask(4)
-    assert search.tell(asked[0].number, math.nan).value == math.inf
+    worst = search.tell(asked[0].number, math.nan, note="the loss is no number")
+    assert (worst.value, worst.diverged, worst.failure) == (math.inf, True, "the loss is no number")
     assert search.tell(asked[1].number, failure="out of memory").failure == "out of memory"
     assert search.best is None
     assert search.tell(asked[2].number, 5.0).state == "complete"
@@ -196,7 +196,7 @@ def test_the_highest_may_be_the_best(opened):
 def test_repeats_are_one_trial_with_a_recipe_for_each_seed(opened):
     search = opened(plan("random", trials=2, repeats=3))
     (asked,) = search.ask()
-    assert [recipe.train.seed for recipe in asked.recipes] == [0, 1, 2]
+    assert [(recipe.train.seed, recipe.data.seed) for recipe in asked.recipes] == [(0, 0), (1, 1), (2, 2)]
     assert {recipe.train.rate for recipe in asked.recipes} == {asked.settings["train.rate"]}
     assert {recipe.train.steps for recipe in asked.recipes} == {10}, "[set] holds in every trial"
     assert not search.report(asked.number, 1, math.nan, repeat=1)
@@ -233,41 +233,6 @@ def test_without_a_pruner_no_trial_ends_early(opened):
         assert not any(search.report(proposal.number, step, float(rank)) for step in range(1, 20))
         assert not search.report(proposal.number, 20, math.nan)
         search.tell(proposal.number, float(rank))
-
-
-def test_an_objective_that_raises_fails_its_trial_alone(opened):
-    def objective(proposal, report):
-        if proposal.number == 1:
-            raise InputError("no such data")
-        if proposal.number == 2:
-            raise ZeroDivisionError("by nothing")
-        return None if report(1, bowl(proposal.settings)) else bowl(proposal.settings)
-
-    heard = []
-    trials = carry_out(opened(plan("random", trials=5)), objective, parallel=2, on_event=heard.append)
-    assert [trial.failure for trial in trials] == ["", "no such data", "ZeroDivisionError: by nothing", "", ""]
-    assert [trial.state for trial in trials].count("complete") == 3
-    assert len(heard) == 10
-
-
-def test_an_interrupted_search_stops_its_trials_and_hands_them_out_again(opened):
-    began = []
-
-    def objective(proposal, report):
-        while not report(1, 1.0):
-            pass
-
-    def on_event(event):
-        began.append(event)
-        if len(began) == 2:
-            raise KeyboardInterrupt
-
-    search = opened(plan("random", trials=4))
-    with pytest.raises(KeyboardInterrupt):
-        carry_out(search, objective, parallel=2, on_event=on_event)
-    search.close()
-    again = opened(plan("random", trials=4)).ask(4)
-    assert [(proposal.number, proposal.attempt) for proposal in again] == [(0, 2), (1, 2), (2, 1), (3, 1)]
 
 
 def test_what_cannot_be_told_is_refused(opened):
