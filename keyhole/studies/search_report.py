@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from keyhole.core.errors import InputError
 from keyhole.core.files import write_atomically
 from keyhole.studies.search_display import show_value, state_of
-from keyhole.studies.search_result import BEST, CONFIRM, CONFIRM_SEEDS, SearchResult
 from keyhole.studies.search_prepare import SEARCH
+from keyhole.studies.search_result import BEST, CONFIRM, CONFIRM_SEEDS, SearchResult
 from keyhole.studies.space import Choice, Range
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from keyhole.studies.search import Proposal, Search
 from keyhole.studies.search_display import SearchBoard, choose_search_board
 from keyhole.studies.search_plan import SearchPlan
 from keyhole.studies.search_prepare import SEARCH, prepare_search
-from keyhole.studies.search_result import SearchResult, open_search, write_best
+from keyhole.studies.search_result import SearchResult, write_best
 from keyhole.studies.study import interruptible
 from keyhole.studies.trial import Event, Task
 
@@ -51,7 +51,7 @@ def search(
             build_executor(on, out, workers) as executor,
         ):
             _Conduct(engine, executor, board).run()
-        result = open_search(out)
+            result = SearchResult(out, plan, engine.trials())
         write_best(result)
     return result
 

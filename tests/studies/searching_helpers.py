@@ -18,10 +18,10 @@ from tests.training.training_helpers import TINY, write_text
 SPACE = """
 [space]
 "train.rate" = { low = 1e-3, high = 1e-1, log = true, points = 3 }
-"model.layers" = { low = 2, high = 4 }
+"model.layers" = { low = 2, high = 3 }
 "model.position" = ["rope", "learned"]
 """
-STEPS = 6
+STEPS = 5
 
 
 def write_search(folder: Path, space: str = SPACE, base: dict[str, Any] | None = None, **keys: Any) -> Path:
