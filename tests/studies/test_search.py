@@ -118,9 +118,9 @@ def test_the_model_finds_the_bottom_of_a_bowl_sooner_than_chance(opened):
         finish(search)
         return search.best.value
 
-    chance, model = ([best(sampler, seed) for seed in range(2)] for sampler in ("random", "tpe"))
+    chance, model = ([best(sampler, seed) for seed in range(3)] for sampler in ("random", "tpe"))
     assert sum(model) < 0.5 * sum(chance)
-    assert all(a < b for a, b in zip(model, chance, strict=True))
+    assert sum(a < b for a, b in zip(model, chance, strict=True)) >= 2
 
 
 def test_more_trials_may_be_asked_for_but_nothing_else_may_change(opened):
