@@ -49,7 +49,7 @@ class Played:
     root: Path
     slots: int = 1
     ends: dict[str, str] = field(default_factory=dict)
-    """Task name -> how it ends, where it is not done."""
+    """Task name -> how it ends, where it is not simply done: failed, diverged, or late: hopeless at its very last step."""
     enough: int = 10_000
     """So many trainings end before the user stops the search."""
     said: list[str] = field(default_factory=list)
@@ -87,11 +87,11 @@ class Played:
         """What a training tells at a step."""
         if task.name in self._unwanted:
             return Event(task=task.name, what="stopped")
-        value = height(task)
+        value, how = height(task), self.ends.get(task.name, "done")
         if step <= STEPS:
-            row = {"step": step, "dev_loss": value + 1 / step}
+            late = 99.0 if how == "late" and step == STEPS else 0.0
+            row = {"step": step, "dev_loss": value + 1 / step + late}
             return Event(task=task.name, what="progress", progress=step / STEPS, row=row)
-        how = self.ends.get(task.name, "done")
         if how == "failed":
             return Event(task=task.name, what="failed", message="there is not enough memory")
         found = {"state": "diverged", "message": "the loss is no number"} if how == "diverged" else {"state": "done"}
