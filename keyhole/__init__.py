@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keyhole.record.index import list_runs
     from keyhole.record.run import Run, open_run
     from keyhole.studies.result import StudyResult, open_study
+    from keyhole.studies.searching import search
     from keyhole.studies.study import study
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
@@ -39,6 +40,7 @@ _WHERE = {
     "Run": "keyhole.record.run",
     "RunStopped": "keyhole.core.errors",
     "StorageError": "keyhole.core.errors",
+    "StudyResult": "keyhole.studies.result",
     "audit": "keyhole.audits.target",
     "build": "keyhole.model.lm",
     "compare_runs": "keyhole.record.compare",
@@ -47,9 +49,9 @@ _WHERE = {
     "import_gpt2": "keyhole.use.gpt2",
     "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
-    "StudyResult": "keyhole.studies.result",
     "open_study": "keyhole.studies.result",
     "sample": "keyhole.use.sample",
+    "search": "keyhole.studies.searching",
     "study": "keyhole.studies.study",
     "train": "keyhole.training.loop",
 }
@@ -73,6 +75,7 @@ __all__ = [
     "open_run",
     "open_study",
     "sample",
+    "search",
     "study",
     "train",
 ]

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from keyhole.cli import audit, doctor, evaluate, export, importing, parts, report, runs, sample, study, train
+from keyhole.cli import audit, doctor, evaluate, export, importing, parts, report, runs, sample, search, study, train
 from keyhole.cli.output import print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
@@ -64,6 +64,7 @@ COMMANDS = {
     "sample": sample.sample,
     "audit": audit.audit,
     "study": study.study,
+    "search": search.search,
     "report": report.report,
     "runs": runs.runs,
     "parts": parts.parts,
@@ -77,6 +78,7 @@ EXAMPLES = {
     "sample": 'keyhole sample runs/first --prompt "The " --temperature 0.7',
     "audit": "keyhole audit my.py:Mine --no-canary",
     "study": "keyhole study recipes/studies/founding.toml",
+    "search": "keyhole search recipes/searches/rate-and-optimizer.toml --trials 30",
     "report": "keyhole report runs/founding --html founding.html",
     "runs": 'keyhole runs runs --where "dev_loss<1.5" --sort dev_loss',
     "parts": "keyhole parts merge",

@@ -99,17 +99,23 @@ def portable(recipe: Recipe, code: dict[str, Path] | None = None) -> tuple[Recip
 
 def _portable_spec(spec: Spec, folder: Path, code: dict[str, Path]) -> Spec:
     """The same part, its name and options leading to the copies of the user's files."""
+    moved = portable_value({"name": spec.name, **spec.options}, folder, code)
+    return Spec(name=moved.pop("name"), options=moved)
 
-    def moved(value: Any) -> Any:
-        place, colon, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        if not (colon and place.endswith(".py")):
-            return value
-        source = resolve_file(place, folder)
-        name = _free_name(source, code)
-        code[name] = source
-        return f"{name}:{attribute}"
 
-    return Spec(name=moved(spec.name), options={key: moved(value) for key, value in spec.options.items()})
+def portable_value(value: Any, folder: Path, code: dict[str, Path]) -> Any:
+    """A value in which `my.py:Mine` leads to the copy of that file, which is added to `code`."""
+    if isinstance(value, list):
+        return [portable_value(item, folder, code) for item in value]
+    if isinstance(value, dict):
+        return {key: portable_value(item, folder, code) for key, item in value.items()}
+    place, colon, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not (colon and place.endswith(".py")):
+        return value
+    source = resolve_file(place, folder)
+    name = _free_name(source, code)
+    code[name] = source
+    return f"{name}:{attribute}"
 
 
 @contextmanager

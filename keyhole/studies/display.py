@@ -106,11 +106,7 @@ class Board:
 
     def left(self) -> str:
         """The time left, by the speed since this process began."""
-        first = self._at_first / max(self.total, 1e-9)
-        if self.progress <= first + 1e-6:
-            return ""
-        seconds = (time.monotonic() - self._began) / (self.progress - first) * (1 - self.progress)
-        return f"{duration(seconds)} left"
+        return time_left(self._began, self._at_first / max(self.total, 1e-9), self.progress)
 
 
 class Plain(Board):
@@ -194,6 +190,13 @@ class Live(Board):
 
 
 _COLOUR = {"honest": "green", "fails": "bold red"}
+
+
+def time_left(began: float, first: float, progress: float) -> str:
+    """How long it will still take what began with `first` of it done and has come to `progress`; nothing at first."""
+    if progress <= first + 1e-6:
+        return ""
+    return f"{duration((time.monotonic() - began) / (progress - first) * (1 - progress))} left"
 
 
 def choose_board(quiet: bool) -> Board:

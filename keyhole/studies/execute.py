@@ -1,12 +1,12 @@
 """Who carries tasks out: one contract for this machine and for a cluster.
 
-An executor is given tasks that depend on nothing but the study's directory, tells of each what happens, and returns when
-all of them have ended. A task that fails is told of; the others go on.
+An executor is given tasks that depend on nothing but the study's directory, one by one as it has room for them, tells of
+each what happens, and returns when all of them have ended. A task that fails is told of; the others go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -29,8 +29,12 @@ class Executor(Protocol):
     def __exit__(self, *error: object) -> None:
         """Stop it; a training in progress saves first."""
 
-    def run(self, tasks: Sequence[Task], watch: Watcher) -> None:
-        """Carry out tasks in any order; returns when every one of them is done, failed or stopped."""
+    def run(self, tasks: Iterable[Task], watch: Watcher) -> None:
+        """Carry out tasks until there are no more and every one of them is done, failed or stopped.
+
+        A task is taken from `tasks` only when a slot is free for it, and after `watch` was told of everything that happened
+        until then: a search proposes its next trial from what the last ones found. Both are called in the caller's thread.
+        """
 
     def stop(self, task: str) -> None:
         """Give a task up, if it is still going on."""
@@ -48,4 +52,4 @@ def build_executor(on: str, root: Path, workers: int | None) -> Executor:
         from keyhole.studies.cluster import Cluster
 
         return Cluster(root, None if on == "ray" else on, workers)
-    raise InputError(f"a study cannot run on {on!r}; it may be local, ray, or ray://host:port")
+    raise InputError(f"{on!r} is no place to train on; it may be local, ray, or ray://host:port")

@@ -8,8 +8,8 @@ import queue
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,8 @@ TRIES = 2
 """How often a task is begun whose worker died under it: it goes on from its last checkpoint."""
 GRACE = 60.0
 """Seconds that a worker has to save what it trains."""
+OVER = ("done", "failed", "stopped")
+"""What ends a task."""
 
 
 class _Process:
@@ -93,6 +95,7 @@ class Local:
         self.where = f"{self.slots} worker{'s' * (self.slots > 1)} of one thread"
         self._events: queue.SimpleQueue[tuple[_Process, dict[str, Any] | None]] = queue.SimpleQueue()
         self._workers: list[_Process] = []
+        self._unwanted: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -104,40 +107,45 @@ class Local:
             worker.wait()
         self._workers.clear()
 
-    def run(self, tasks: Sequence[Task], watch: Watcher) -> None:
-        """Carry out tasks, the first ones first; one of several processes takes as many slots."""
-        waiting, tries = deque(tasks), dict.fromkeys((task.name for task in tasks), 0)
-        running = 0
-        while waiting or running:
-            while waiting and self._free(running, waiting[0]):
+    def run(self, tasks: Iterable[Task], watch: Watcher) -> None:
+        """Carry out tasks in their order, each taken when a slot is free; one of several processes takes as many slots."""
+        source, waiting, tries, running = iter(tasks), deque[Task](), Counter[str](), 0
+        self._unwanted.clear()
+        while True:
+            while running < self.slots:
+                if not waiting and (new := next(source, None)) is not None:
+                    waiting.append(new)
+                if not waiting or running + self._size(waiting[0]) > self.slots:
+                    break
                 task = waiting.popleft()
+                if task.name in self._unwanted:  # given up just when its worker died under it
+                    watch(Event(task=task.name, what="stopped"))
+                    continue
                 tries[task.name] += 1
                 running += self._size(task)
                 self._idle().give(task)
+            if not running:
+                return
             worker, told = self._events.get()
-            task = worker.task
-            if told is None:
-                again = self._died(worker, tries, watch)
-                waiting.extendleft(again)
-                running -= self._size(task) if task else 0
-            elif told["what"] in ("done", "failed", "stopped"):
-                worker.task = None
-                running -= self._size(task) if task else 0
+            if told is not None and told["what"] not in OVER:
                 watch(Event(**told))
+                continue
+            running -= self._size(worker.task) if worker.task else 0
+            if told is None:
+                waiting.extendleft(self._died(worker, tries, watch))
             else:
+                worker.task = None
                 watch(Event(**told))
 
     def stop(self, task: str) -> None:
-        """Give a task up, if it is going on."""
+        """Give a task up, if it is going on, or about to go on elsewhere."""
+        self._unwanted.add(task)
         for worker in self._workers:
             if worker.task is not None and worker.task.name == task:
                 worker.unwanted()
 
     def _size(self, task: Task) -> int:
         return min(task.processes, self.slots)
-
-    def _free(self, running: int, task: Task) -> bool:
-        return running + self._size(task) <= self.slots
 
     def _idle(self) -> _Process:
         """A worker without a task, started now where all have one."""
@@ -147,7 +155,7 @@ class Local:
             self._workers.append(idle)
         return idle
 
-    def _died(self, worker: _Process, tries: dict[str, int], watch: Watcher) -> list[Task]:
+    def _died(self, worker: _Process, tries: Counter[str], watch: Watcher) -> list[Task]:
         """A worker's process has ended by itself: its task is begun again elsewhere, once."""
         self._workers.remove(worker)
         code, task = worker.wait(), worker.task

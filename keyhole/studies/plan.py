@@ -218,9 +218,9 @@ def _plan(file: StudyFile, name: str, folder: Path) -> Plan:
     baseline = file.study.baseline or next(iter(file.arms))
     if baseline not in file.arms:
         raise InputError(f"baseline = {baseline!r} is no arm{nearest(baseline, file.arms)}")
-    source = _beside(file.study.recipe, folder)
+    source = beside(file.study.recipe, folder)
     base = Recipe.load(source)
-    shared = _with_places(file.set.flat(), folder)
+    shared = with_places(file.set.flat(), folder)
     arms = tuple(_arm(key, section, base, shared, file, folder) for key, section in file.arms.items())
     if not file.study.different_data:
         _refuse_other_data(arms, baseline)
@@ -228,7 +228,7 @@ def _plan(file: StudyFile, name: str, folder: Path) -> Plan:
 
 
 def _arm(key: str, section: ArmSection, base: Recipe, shared: dict[str, Any], file: StudyFile, folder: Path) -> Arm:
-    changes = _with_places(section.flat(), folder)
+    changes = with_places(section.flat(), folder)
     for taken in ("train.seed", "data.seed"):
         if taken in changes or taken in shared:
             raise InputError(f"{taken} is the study's own: it takes every seed of `seeds` in turn; leave it out")
@@ -279,12 +279,12 @@ def _refuse_other_data(arms: tuple[Arm, ...], baseline: str) -> None:
                 )
 
 
-def _beside(path: str, folder: Path) -> Path:
+def beside(path: str, folder: Path) -> Path:
     """A path of a study's file: beside the file first, then in the working directory."""
     return found if (found := folder / path).exists() else Path(path)
 
 
-def _with_places(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_places(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The user's files by their whole path, since a study need not lie beside its base recipe."""
 
     def placed(value: Any) -> Any:

@@ -48,7 +48,7 @@ class Prepared:
         search = self.plan.file.rates
         if search is None:
             return []
-        spare = {"tokens": self.plan.file.measure.tokens, "texts": {}, "positions": False, "past": [], "windows": 0}
+        spare = loss_alone(self.plan.file.measure.tokens)
         return [
             self._task("trial", rate_place(arm.name, rate, seed), arm.name, seed, rate, spare)
             for seed in range(RATE_SEEDS, RATE_SEEDS + search.seeds)
@@ -88,6 +88,11 @@ class Prepared:
             processes=self.plan.arm(arm).processes,
             measure=measure or {},
         )
+
+
+def loss_alone(tokens: int) -> dict[str, Any]:
+    """What is measured where something is searched, and not judged."""
+    return {"tokens": tokens, "texts": {}, "positions": False, "past": [], "windows": 0}
 
 
 def rate_place(arm: str, rate: float, seed: int) -> str:
@@ -138,8 +143,11 @@ def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
 
 
 def _precision(plan: Plan) -> str:
-    if all(arm.recipe.train.precision != "auto" for arm in plan.arms):
-        return "auto"
+    return "auto" if all(arm.recipe.train.precision != "auto" for arm in plan.arms) else best_precision()
+
+
+def best_precision() -> str:
+    """What "auto" comes to on this machine."""
     import torch
 
     from keyhole.training.precision import choose_precision
@@ -170,11 +178,7 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
 
 def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
     out, plan = prepared.out, prepared.plan
-    with storage_errors(out, "writing the study in"):
-        for name, source in code.items():
-            (out / "code").mkdir(parents=True, exist_ok=True)
-            if source != out / name:
-                shutil.copyfile(source, out / name)
+    copy_code(code, out)
     base, _ = portable(Recipe.load(plan.base), code)
     write_atomically(out / BASE, base.to_toml())
     write_atomically(out / STUDY, _as_toml(prepared))
@@ -201,6 +205,15 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "arms": arms,
         },
     )
+
+
+def copy_code(code: dict[str, Path], out: Path) -> None:
+    """Keep the user's own files as they are now."""
+    with storage_errors(out, "writing the user's parts in"):
+        for name, source in code.items():
+            (out / "code").mkdir(parents=True, exist_ok=True)
+            if source != (out / name).resolve():
+                shutil.copyfile(source, out / name)
 
 
 def _as_toml(prepared: Prepared) -> str:

@@ -6,6 +6,7 @@ No sampler keeps a state. A search that was stopped goes on as if nothing had ha
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,14 @@ class Trial:
     reports: dict[int, float] = field(default_factory=dict)
     """Step -> what was measured on the way."""
     failure: str = ""
+    """Why it failed, or how it diverged."""
     attempts: int = 1
     """How often it was begun: once more for each time that the search was killed meanwhile."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it was trained, and came to no value."""
+        return self.state == "complete" and self.value is not None and not math.isfinite(self.value)
 
 
 def load_optuna() -> Any:

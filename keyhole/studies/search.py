@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
@@ -31,6 +31,7 @@ from keyhole.studies.search_plan import SearchPlan
 from keyhole.studies.space import Settings
 
 NAME = "search"
+KNOWN = "search.json"
 LOOKS = 3
 """Measurements before the median judges a trial: the first ones say more of the rate's warm-up than of the rate."""
 
@@ -53,10 +54,10 @@ class Search:
     def __init__(self, plan: SearchPlan, folder: str | Path) -> None:
         self.plan = plan
         self.folder = Path(folder)
-        highest = plan.search.goal == "highest"
+        highest = plan.goal == "highest"
         self._worst = -math.inf if highest else math.inf
-        direction = "maximize" if highest else "minimize"
-        self._sampler = Sampler(plan.search.sampler, plan.axes, plan.search.seed, "maximize" if highest else "minimize")
+        direction: Literal["maximize", "minimize"] = "maximize" if highest else "minimize"
+        self._sampler = Sampler(plan.search.sampler, plan.axes, plan.search.seed, direction)
         self._threads = threading.RLock()
         optuna = load_optuna()
         with storage_errors(self.folder, "opening the search directory"):
@@ -76,7 +77,7 @@ class Search:
                     storage=self._storage,
                     load_if_exists=True,
                     direction=direction,
-                    pruner=_pruner(optuna, plan.search.pruner),
+                    pruner=_pruner(optuna, plan.pruner),
                 )
                 self._study_id = self._storage.get_study_id_from_name(NAME)
         except BaseException:
@@ -89,7 +90,7 @@ class Search:
             trials = self.trials()
             given = [self._take_over(trial) for trial in self._left_behind(trials)[:count]]
             while len(given) < count and len(trials) < self.plan.trials:
-                settings = self._sampler.propose(trials, len(trials), self._what_is_wrong)
+                settings = self._sampler.propose(trials, len(trials), self.plan.what_is_wrong)
                 if settings is None:
                     break
                 trial = Trial(number=len(trials), state="running", settings=settings)
@@ -109,19 +110,26 @@ class Search:
             self._running(number)
             finite = value if math.isfinite(value) else self._worst
             self._storage.set_trial_intermediate_value(self._id(number), step, finite)
-            if self.plan.search.pruner == "none":
+            if self.plan.pruner == "none":
                 return False
             kept = self._storage.get_trial(self._id(number))
-            if self.plan.search.pruner == "median" and len(kept.intermediate_values) < LOOKS:
+            if self.plan.pruner == "median" and len(kept.intermediate_values) < LOOKS:
                 return not math.isfinite(value)
             return not math.isfinite(value) or bool(self._study.pruner.prune(self._study, kept))
 
     def tell(
-        self, number: int, values: float | Sequence[float] | None = None, *, pruned: bool = False, failure: str = ""
+        self,
+        number: int,
+        values: float | Sequence[float] | None = None,
+        *,
+        pruned: bool = False,
+        failure: str = "",
+        note: str = "",
     ) -> Trial:
         """How a trial ended: with a value for each repeat, pruned, or with the sentence that says why it failed.
 
-        nan and inf mean that training diverged: the trial is complete, and the worst there is.
+        nan and inf mean that training diverged: the trial is complete, and the worst there is, so that no sampler looks
+        for more of its kind. `note` says how it did.
         """
         if (values is not None) + pruned + bool(failure) != 1:
             raise InputError("tell a trial's values, or pruned=True, or failure=..., and only one of them")
@@ -139,6 +147,8 @@ class Search:
                 if len(given) != self.plan.search.repeats:
                     raise InputError(f"trial {number} has {len(given)} values for repeats = {self.plan.search.repeats}")
                 self._storage.set_trial_user_attr(self._id(number), "values", given)
+                if note:
+                    self._storage.set_trial_user_attr(self._id(number), "failure", note)
                 self._study.tell(number, math.fsum(given) / len(given))
             return self.trials()[number]
 
@@ -166,7 +176,7 @@ class Search:
         """The complete trial with the best finite value; of equal ones the first."""
         ended = [trial for trial in self.trials() if trial.state == "complete"]
         finite = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
-        sign = -1 if self.plan.search.goal == "highest" else 1
+        sign = -1 if self.plan.goal == "highest" else 1
         return min(finite, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     @property
@@ -211,18 +221,9 @@ class Search:
             raise StorageError(f"the record {path} cannot be used: {reason}; free the disk, or restore it") from error
 
     def _same_plan(self) -> None:
-        path = self.folder / "search.json"
-        mine = self.plan.identity()
-        if not path.exists():
-            write_json(path, mine)
-            return
-        theirs = read_json(path)
-        changed = sorted(key for key in mine if theirs.get(key) != _as_json(mine[key]))
-        if changed:
-            raise InputError(
-                f"{self.folder} holds another search ({', '.join(changed)} changed); "
-                "go on with the same plan (more trials are fine), or give a new folder"
-            )
+        refuse_if_changed(self.plan, self.folder)
+        if not (self.folder / KNOWN).exists():
+            write_json(self.folder / KNOWN, self.plan.identity())
 
     def _left_behind(self, trials: list[Trial]) -> list[Trial]:
         """Running trials whose process is gone."""
@@ -254,25 +255,32 @@ class Search:
         recipes = tuple(self.plan.settings_of(trial.settings, repeat) for repeat in range(self.plan.search.repeats))
         return Proposal(trial.number, trial.settings, recipes, attempt)
 
-    def _what_is_wrong(self, settings: Settings) -> str:
-        """Why these settings make no recipe together, or nothing."""
-        try:
-            self.plan.settings_of(settings)
-        except InputError as error:
-            return str(error)
-        return ""
-
     def _id(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
 
     def _running(self, number: int) -> Any:
         """The trial, if it may still be told of."""
-        trials = self._study.get_trials(deepcopy=False)
-        if not 0 <= number < len(trials):
-            raise InputError(f"there is no trial {number}; {len(trials)} were asked for")
-        if trials[number].state.is_finished():
-            raise InputError(f"trial {number} has ended before ({trials[number].state.name.lower()}); it is told once")
-        return trials[number]
+        try:
+            trial = self._storage.get_trial(self._id(number))
+        except KeyError:
+            raise InputError(f"there is no trial {number}; {len(self.trials())} were asked for") from None
+        if trial.state.is_finished():
+            raise InputError(f"trial {number} has ended before ({trial.state.name.lower()}); it is told once")
+        return trial
+
+
+def refuse_if_changed(plan: SearchPlan, folder: Path) -> None:
+    """A search goes on as the search it was."""
+    path, mine = folder / KNOWN, plan.identity()
+    if not path.exists():
+        return
+    theirs = read_json(path)
+    changed = sorted(key for key in mine if theirs.get(key) != _as_json(mine[key]))
+    if changed:
+        raise InputError(
+            f"{folder} holds another search ({', '.join(changed)} changed); "
+            "go on with the same plan (more trials are fine), or give a new folder"
+        )
 
 
 def _pruner(optuna: Any, name: str) -> Any:

@@ -22,6 +22,7 @@ OPTIONS = {
     "parts": ("--json",),
     "audit": ("--kind", "--set", "--no-canary", "--json"),
     "study": ("--out", "--seeds", "--workers", "--on", "--resume", "--json", "--quiet"),
+    "search": ("--out", "--trials", "--workers", "--on", "--resume", "--json", "--quiet"),
     "report": ("--html", "--md", "--json"),
     "export": ("--json",),
     "import": ("--json",),

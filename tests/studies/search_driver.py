@@ -6,25 +6,19 @@ import sys
 
 from search_helpers import bowl, plan
 
-from keyhole.studies.carry_out import carry_out
 from keyhole.studies.search import Search
 
 
 def main(folder, sampler, parallel, kill_after=0):
-    told = 0
-
-    def objective(proposal, report):
-        report(1, bowl(proposal.settings) + 1)
-        return bowl(proposal.settings)
-
-    def on_event(event):
-        nonlocal told
-        told += hasattr(event, "state")
-        if kill_after and told == kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with Search(plan(sampler), folder) as search:
-        carry_out(search, objective, parallel=parallel, on_event=on_event)
+        going, told = [], 0
+        while going := going + search.ask(parallel - len(going)):
+            proposal = going.pop(0)
+            search.report(proposal.number, 1, bowl(proposal.settings) + 1)
+            search.tell(proposal.number, bowl(proposal.settings))
+            told += 1
+            if told == kill_after:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

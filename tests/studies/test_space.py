@@ -158,6 +158,10 @@ def test_a_wrong_space_is_refused_in_one_sentence_that_helps(space, words):
         ({"given": {"model.layers": 3}}, ["model.layers stands under [space] and under [set]"]),
         ({"given": {"train.stepps": 3}}, ["unknown key 'train.stepps'", "did you mean 'steps'"]),
         ({"given": {"train.seed": 3}, "repeats": 2}, ["train.seed is set, and repeats = 2"]),
+        ({"given": {"data.seed": 3}, "repeats": 2}, ["data.seed is set, and repeats = 2"]),
+        ({"objective": "dev_los"}, ["objective = 'dev_los' is not measured", "did you mean 'dev_loss'"]),
+        ({"objective": "accuracy", "pruner": "median"}, ["pruner = 'median' ends trials by their dev loss", "accuracy"]),
+        ({"goal": "highest", "pruner": None}, ["median pruning keeps the lowest losses", 'pruner = "none"']),
         (
             {"sampler": "grid", "space": {"model.layers": {"low": 1, "high": 200}, "model.width": {"low": 1, "high": 99}}},
             ["19,800 points", "at most 10,000"],
