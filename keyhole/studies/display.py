@@ -168,7 +168,7 @@ class Live(Board):
             pad_edge=False,
             title=f"study {name}: {len(self.arms)} arms, {seeds} seeds, {self.where}",
             title_justify="left",
-            caption=f"{self.progress:.0%} done  {self.left()}",
+            caption=f"{self.progress:.0%} done  {self.left() if self.progress < 1 else ''}",
             caption_justify="left",
         )
         for column in ("arm", "audit", "trained", "", "dev loss so far", "tokens/s", ""):
@@ -182,7 +182,7 @@ class Live(Board):
                 Text(arm.audit, _COLOUR.get(arm.audit.partition(":")[0], "dim")),
                 f"{arm.done}/{arm.trials}",
                 ProgressBar(total=1.0, completed=min(part, 1.0), width=16),
-                f"{going} {loss}".strip(),
+                Text(f"{going} {loss}".strip(), "strike dim" if arm.audit.startswith("fails") else ""),
                 f"{arm.speed:,.0f}" if arm.speed and arm.running else "",
                 Text(arm.trouble, "red", no_wrap=True, overflow="ellipsis"),
             )
