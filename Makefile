@@ -7,12 +7,9 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 
 .PHONY: demo test lint bench clean
 
-demo: $(VENV)/.ready  ## train a small model in under a minute, show its curve and a sample
+demo: $(VENV)/.ready  ## the founding study: seven arms, one of which wins by reading the future and is caught
 	@rm -rf runs/demo
-	@$(BIN)/keyhole train recipes/first.toml --out runs/demo
-	@echo
-	@echo 'keyhole sample runs/demo --prompt "The " --tokens 300'
-	@$(BIN)/keyhole sample runs/demo --prompt "The " --tokens 300
+	@$(BIN)/keyhole study recipes/studies/founding.toml --out runs/demo
 
 test: $(VENV)/.ready-dev  ## all tests: in parallel first, then those that want both cores to themselves
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not alone"
@@ -33,7 +30,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python $(PIP_INSTALL) -e .
+	$(BIN)/python $(PIP_INSTALL) -e '.[study]'
 	@touch $@
 
 $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(VENV)/bin/python

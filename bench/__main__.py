@@ -28,6 +28,7 @@ SECTIONS = (
     "speedrun",
     "transfer",
     "index",
+    "throughput",
 )
 ROUNDS = {"transfer": 3}
 """Where the usual five would take too long."""

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from keyhole.record.compare import compare_runs
     from keyhole.record.index import list_runs
     from keyhole.record.run import Run, open_run
+    from keyhole.studies.result import StudyResult, open_study
     from keyhole.studies.searching import search
+    from keyhole.studies.study import study
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
     from keyhole.use.export import export_run
@@ -38,6 +40,7 @@ _WHERE = {
     "Run": "keyhole.record.run",
     "RunStopped": "keyhole.core.errors",
     "StorageError": "keyhole.core.errors",
+    "StudyResult": "keyhole.studies.result",
     "audit": "keyhole.audits.target",
     "build": "keyhole.model.lm",
     "compare_runs": "keyhole.record.compare",
@@ -46,8 +49,10 @@ _WHERE = {
     "import_gpt2": "keyhole.use.gpt2",
     "list_runs": "keyhole.record.index",
     "open_run": "keyhole.record.run",
+    "open_study": "keyhole.studies.result",
     "sample": "keyhole.use.sample",
     "search": "keyhole.studies.searching",
+    "study": "keyhole.studies.study",
     "train": "keyhole.training.loop",
 }
 
@@ -59,6 +64,7 @@ __all__ = [
     "Run",
     "RunStopped",
     "StorageError",
+    "StudyResult",
     "audit",
     "build",
     "compare_runs",
@@ -67,8 +73,10 @@ __all__ = [
     "import_gpt2",
     "list_runs",
     "open_run",
+    "open_study",
     "sample",
     "search",
+    "study",
     "train",
 ]
 

@@ -10,8 +10,8 @@ target.py    one door to all of it: `keyhole.audit`
 
 from keyhole.audits.model import audit_model
 from keyhole.audits.part import audit_part
-from keyhole.audits.prefix import PrefixLoss, prefix_loss
+from keyhole.audits.prefix import PrefixLoss, dev_windows, prefix_loss
 from keyhole.audits.recipe import audit_recipe, dishonest
 from keyhole.audits.target import audit
 
-__all__ = ["PrefixLoss", "audit", "audit_model", "audit_part", "audit_recipe", "dishonest", "prefix_loss"]
+__all__ = ["PrefixLoss", "audit", "audit_model", "audit_part", "audit_recipe", "dev_windows", "dishonest", "prefix_loss"]

@@ -21,12 +21,14 @@ from keyhole.audits.interval import mean_interval
 from keyhole.core.errors import InputError
 from keyhole.core.findings import Finding
 from keyhole.model.lm import LM
-from keyhole.text import NO_TARGET
+from keyhole.text import NO_TARGET, Batch, Dataset
+from keyhole.text.dataset import Ints
 
 ROUNDED = 1e-4
 """Nats that the losses of a window may differ by rounding in float32."""
-ROWS = 64
-"""Windows that are read at once."""
+LOGITS_AT_ONCE = 5_000_000
+WINDOWS, LONGEST = 64, 64
+"""How many dev windows are taken, and how much of each: the cost grows with the square of their length."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,24 @@ def prefix_loss(model: Callable[[torch.Tensor], Any], windows_x: Any, windows_y:
     )
 
 
+def dev_windows(dataset: Dataset, count: int = WINDOWS, longest: int = LONGEST) -> Batch:
+    """Windows that are spread evenly over a dev split: inputs and targets (count, time), padded where rows are short."""
+    batches = list(dataset.dev(rows=count, tokens=count * dataset.block))
+    time = min(longest, max(x.shape[1] for x, _ in batches))
+    x, y = (
+        np.concatenate([_fitted(batch[side], time, filler) for batch in batches])
+        for side, filler in ((0, 0), (1, NO_TARGET))
+    )
+    asked = np.flatnonzero((y != NO_TARGET).any(1))
+    kept = asked[np.linspace(0, len(asked) - 1, min(count, len(asked))).astype(int)]
+    return x[kept], y[kept]
+
+
+def _fitted(ids: Ints, time: int, filler: int) -> Ints:
+    """Rows cut or filled up on the right to a length."""
+    return np.pad(ids[:, :time], ((0, 0), (0, max(0, time - ids.shape[1]))), constant_values=filler)
+
+
 @torch.no_grad()
 def _pieces(model: Callable[[torch.Tensor], Any], x_NT: torch.Tensor, y_NT: torch.Tensor) -> list[tuple[Any, Any]]:
     """(full, prefix) losses of each token, some rows at a time."""
@@ -103,7 +123,8 @@ def _pieces(model: Callable[[torch.Tensor], Any], x_NT: torch.Tensor, y_NT: torc
     if isinstance(model, nn.Module):
         model.eval()
     try:
-        return [_both(model, x, y) for x, y in zip(x_NT.split(ROWS), y_NT.split(ROWS), strict=True)]
+        rows = max(1, LOGITS_AT_ONCE // (x_NT.shape[1] * _logits(model, x_NT[:1, :1]).shape[-1]))
+        return [_both(model, x, y) for x, y in zip(x_NT.split(rows), y_NT.split(rows), strict=True)]
     finally:
         if isinstance(model, nn.Module):
             model.train(was_training)

@@ -7,21 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from keyhole.audits.model import audit_model, block_of
 from keyhole.audits.part import audit_part
-from keyhole.audits.prefix import prefix_loss
+from keyhole.audits.prefix import dev_windows, prefix_loss
 from keyhole.audits.recipe import audit_parts, dishonest
 from keyhole.core.errors import InputError
 from keyhole.core.findings import Finding
 from keyhole.record.run import Run, open_run
-from keyhole.text import NO_TARGET, open_dataset
-
-WINDOWS = 64
-"""Dev windows on which the prefix loss of a run is measured."""
+from keyhole.text import open_dataset
 
 Target = str | Path | Run | type[nn.Module] | Callable[[torch.Tensor], Any]
 
@@ -42,9 +38,14 @@ def audit(
     is a run or its path, a Hugging Face model or its folder, or a function from ids (B, T) to logits (B, T, V), of which
     `vocab` must be told and `block`, the longest text that it reads, may be.
     """
+    is_folder = isinstance(target, str | Path) and Path(target).is_dir()
+    is_part = inspect.isclass(target) or (isinstance(target, str) and not is_folder)
+    if (kind or options) and not is_part:
+        raise InputError(f"kind and options are a part's, and {target} is a model; leave them out")
     if isinstance(target, Run):
         return audit_run(target, block)
-    if isinstance(target, str | Path) and (path := Path(target)).is_dir():
+    if isinstance(target, str | Path) and is_folder:
+        path = Path(target)
         if (path / "recipe.toml").is_file():
             return audit_run(open_run(path), block)
         if (path / "config.json").is_file():
@@ -74,14 +75,26 @@ def vocab_of(model: object) -> int | None:
 
 def audit_run(run: Run, block: int | None = None) -> list[Finding]:
     """A run's trained model: every probe, and what its leak, if it has one, was worth on its own dev windows."""
-    dataset = open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer)
-    x, y = next(iter(dataset.dev(rows=WINDOWS, tokens=WINDOWS * run.recipe.data.block)))
-    asked = (y != NO_TARGET).any(1)
     findings = audit_model(run.model, run.model.vocab, block=block or run.recipe.data.block, name=str(run))
-    measured = prefix_loss(run.model, np.ascontiguousarray(x[asked]), np.ascontiguousarray(y[asked]))
-    findings = [*findings, measured.finding(str(run))]
+    try:
+        windows = dev_windows(open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer))
+        findings.append(prefix_loss(run.model, *windows).finding(str(run)))
+    except InputError as error:  # an imported model brings no text
+        findings.append(_unpriced(run, error))
     # A model says that it leaks, its parts say which of them does.
     return [*findings, *audit_parts(run.recipe, built_in=True)] if dishonest(findings) else findings
+
+
+def _unpriced(run: Run, error: InputError) -> Finding:
+    return Finding(
+        name="prefix loss",
+        statement=f"{run}: each token is predicted from its prefix alone as well as from the whole window",
+        expected="an answer",
+        measured="nothing",
+        verdict="undecided",
+        remedy=f"its dev text could not be read: {error}",
+        aspect="honesty",
+    )
 
 
 def _hugging_face(folder: Path, block: int | None) -> list[Finding]:

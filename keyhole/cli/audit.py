@@ -72,20 +72,28 @@ def _show(target: str, found: list[Finding], failed: list[Finding]) -> None:
         asked = [finding for finding in found if finding.aspect == aspect]
         if asked:
             _table(screen, head, asked)
-    alike: dict[str, list[Finding]] = {}
+    alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in failed:
         # One fault breaks several rules: it is told once.
-        alike.setdefault(finding.evidence.get("diagnosis") or f"{_who(finding)} {finding.name}", []).append(finding)
+        kind = finding.evidence.get("diagnosis") or finding.name
+        alike.setdefault((_who(finding), kind), []).append(finding)
     for findings in alike.values():
         _fault(screen, findings)
     _not_asked(screen, [finding for finding in found if finding.verdict == "undecided"])
-    dishonest = any(finding.aspect == "honesty" for finding in failed)
-    if dishonest:
-        screen.print(f"[bold red]{target} is not honest[/]: do not believe its loss until this is mended", soft_wrap=True)
+    _verdict(screen, target, failed)
+
+
+def _verdict(screen: Console, target: str, failed: list[Finding]) -> None:
+    """The last line: may its loss be believed?"""
+    from rich.text import Text
+
+    if any(finding.aspect == "honesty" for finding in failed):
+        said = Text.assemble((f"{target} is not honest", "bold red"), ": do not believe its loss until this is mended")
     elif failed:
-        screen.print(f"[bold red]{len(failed)} to mend[/]: {', '.join(finding.name for finding in failed)}", soft_wrap=True)
+        said = Text.assemble((f"{len(failed)} to mend", "bold red"), f": {', '.join(finding.name for finding in failed)}")
     else:
-        screen.print(f"[green]{target} passes[/]: nothing that was asked fails", soft_wrap=True)
+        said = Text.assemble((f"{target} passes", "green"), ": nothing that was asked fails")
+    screen.print(said, soft_wrap=True)
 
 
 def _who(finding: Finding) -> str:
@@ -118,7 +126,8 @@ def _seen(finding: Finding) -> Text:
     if said or finding.score is None or finding.name in ("canary", "prefix loss"):
         return cell(said or finding.measured, "dim")
     power = finding.evidence.get("power")
-    reached = f"{finding.evidence['changes']:,} changes, reaching what they may with up to {power:.2g}" if power else ""
+    changes = finding.evidence.get("changes", 0)
+    reached = f"{changes:,} change{'s' * (changes != 1)}, reaching what they may with up to {power:.2g}" if power else ""
     return cell(reached, "dim")
 
 

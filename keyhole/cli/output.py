@@ -66,6 +66,16 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
+def next_steps(screen: Console, steps: dict[str, str]) -> None:
+    """Commands to go on with, and what each does."""
+    from rich.markup import escape
+
+    screen.print("\n  next")
+    wide = max(map(len, steps))
+    for command, what in steps.items():
+        screen.print(f"    [green]{escape(command):<{wide}}[/]   [dim]{what}[/]", soft_wrap=True)
+
+
 def speaks_unicode() -> bool:
     """Whether stdout can show lines and dots, or ASCII alone."""
     try:

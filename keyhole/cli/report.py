@@ -30,7 +30,11 @@ def report(
     """
     from keyhole.studies.result import open_study
 
-    result = open_study(study)
+    tell(open_study(study), html, md, json=json)
+
+
+def tell(result: StudyResult, html: Path | None = None, md: Path | None = None, *, json: bool = False) -> None:
+    """Write the report of a study, and print it."""
     written = result.report(html, md)
     if json:
         print_json(as_json(result, written))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keyhole.cli.output import Json, print_json
+from keyhole.cli.output import Json, console, next_steps
+
+if TYPE_CHECKING:
+    from keyhole.studies.result import StudyResult
 
 
 def study(
@@ -35,10 +39,30 @@ def study(
 
     result = carry_out(source, out, seeds=seeds, workers=workers, on=on, resume=resume, quiet=quiet)
 
-    from keyhole.cli.report import as_json, show
+    from keyhole.cli.report import tell
 
-    written = result.report()
-    if json:
-        print_json(as_json(result, written))
-    else:
-        show(result, written)
+    tell(result, json=json)
+    if not json:
+        next_steps(console(), _next(result))
+    if any(trial.state != "done" for arm in result.arms for trial in arm.trials):
+        raise typer.Exit(1)  # an arm that reads the future is a verdict; one without a result is a failure
+
+
+def _next(result: StudyResult) -> dict[str, str]:
+    """What one may do with a study that has ended."""
+    from keyhole.model.registry import CATALOGUE
+
+    place = shlex.quote(str(result.path))
+    steps: dict[str, str] = {}
+    for arm in result.arms:
+        for kind in CATALOGUE:
+            changed = arm.changes.get(f"model.{kind}")
+            if not arm.honest and isinstance(changed, str):
+                steps[f"keyhole audit {shlex.quote(changed)} --kind {kind}"] = "how it reads the future, and what mends it"
+    more = 2 * len(result.plan.seeds)
+    steps[f"keyhole study {place}/study.toml --resume --seeds {more}"] = "more seeds: narrower intervals"
+    steps[f"keyhole runs {place}"] = "every run of it, to filter, sort and compare"
+    first = next((trial.path for arm in result.arms if arm.honest for trial in arm.done), None)
+    if first is not None:
+        steps[f"keyhole sample {shlex.quote(str(first))}"] = "let one of them write"
+    return steps

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from keyhole.cli.curve import Series, plot
-from keyhole.cli.output import console, number, speaks_unicode
+from keyhole.cli.output import console, next_steps, number, speaks_unicode
 from keyhole.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,15 +63,14 @@ def show(run: Run, warnings: list[str]) -> None:
     for warning in warnings:
         screen.print(f"  [bold red]warning[/]     {escape(warning)}", soft_wrap=True)
     path, parent = (shlex.quote(str(place)) for place in (run.path, run.path.parent))
-    screen.print("\n  next")
-    steps = {
-        f"keyhole sample {path}{_prompt(run)}": "let it write",
-        f"keyhole eval {path}": "loss, perplexity and bits per byte on all held-out text",
-        f"keyhole runs{'' if parent == 'runs' else ' ' + parent}": "all runs beside each other",
-    }
-    wide = max(map(len, steps))
-    for command, what in steps.items():
-        screen.print(f"    [green]{escape(command):<{wide}}[/]   [dim]{what}[/]", soft_wrap=True)
+    next_steps(
+        screen,
+        {
+            f"keyhole sample {path}{_prompt(run)}": "let it write",
+            f"keyhole eval {path}": "loss, perplexity and bits per byte on all held-out text",
+            f"keyhole runs{'' if parent == 'runs' else ' ' + parent}": "all runs beside each other",
+        },
+    )
 
 
 def _dev(done: dict[str, Any]) -> str:

@@ -24,6 +24,11 @@ NEEDED = {
 
 EXTRAS = {
     "data": ({"datasets": ">=5"}, "reads datasets of the hub (hf:NAME)"),
+    "study": (
+        {"scipy": ">=1.15", "altair": ">=6", "vl-convert-python": ">=1.8", "optuna": ">=5"},
+        "judges and draws studies, searches recipes",
+    ),
+    "cluster": ({"ray": ">=2.60"}, "runs studies on a Ray cluster"),
     "dev": (
         {"pytest": ">=9", "hypothesis": ">=6.150", "ruff": ">=0.17", "transformers": ">=5.3"},
         "tests Keyhole itself",

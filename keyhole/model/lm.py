@@ -17,6 +17,7 @@ from torch import nn
 
 from keyhole.core.config import Model, Recipe
 from keyhole.core.errors import InputError
+from keyhole.core.seeds import derive
 from keyhole.model.guard import rehearse
 from keyhole.model.init import initialise
 from keyhole.model.loss import summed_loss
@@ -119,7 +120,10 @@ def build(recipe: Recipe, vocab: int) -> LM:
     """The model of a recipe for a vocabulary, freshly initialised: (batch, time) ids -> (batch, time, vocab) logits."""
     if vocab < 2:
         raise InputError(f"a vocabulary of {vocab} is too small; it needs at least 2 tokens")
-    model = LM(recipe.model, vocab, recipe.data.block, recipe.folder)
+    with torch.random.fork_rng(devices=[]):
+        # What a user's part draws in its constructor depends on the seed alone, not on what this process did before.
+        torch.default_generator.manual_seed(derive(recipe.train.seed, "parts"))
+        model = LM(recipe.model, vocab, recipe.data.block, recipe.folder)
     initialise(model, recipe.model, recipe.train.seed)
     rehearse(model, vocab, recipe.data.block)
     return model

@@ -74,5 +74,5 @@ QUANTITIES = {
     "tokens": "tokens",
     "seconds": "seconds of training",
 }
-TOLERATED = {"seconds": 1.05}
-"""A clock never gives the same twice: below this ratio seconds count as equal."""
+TOLERATED = {"seconds": 1.05, "parameters": 1.005, "flops": 1.005}
+"""Below these ratios quantities count as equal: no clock gives the same twice, a table of positions is no advantage."""

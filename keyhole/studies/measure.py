@@ -24,12 +24,12 @@ from keyhole.model.lm import LM
 from keyhole.record.run import Run, load_weights
 from keyhole.studies.match import TRAINING_FLOPS
 from keyhole.text import NO_TARGET, Batch, Dataset, open_dataset
-from keyhole.use.evaluate import score_dev, text_batches, token_losses
+from keyhole.use.evaluate import Score, summary, text_batches, token_losses
 
 ORDER_SAMPLES = 256
 """How many of the first training samples name the order of the data."""
-PAST_ROWS = 32
-"""How many windows beyond the trained length are read."""
+PAST_TOKENS = 8192
+"""About how many tokens beyond the trained length are foretold, whatever the length."""
 SHOWN_POSITIONS = 128
 """Losses by position are averaged into at most so many stretches."""
 
@@ -57,7 +57,7 @@ def measure(run: Run, asked: dict[str, Any], peak: Peak | None) -> dict[str, Any
     data = open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer)
     model, last = run.model, run.metrics[-1]
     megabytes = None if peak is None else round(peak.megabytes, 1)
-    dev = score_dev(model, data, asked["tokens"])
+    dev, by_position = _dev(model, data, asked)
     found: dict[str, Any] = {
         "dev_loss": dev.loss,
         "dev_perplexity": dev.perplexity,
@@ -73,7 +73,7 @@ def measure(run: Run, asked: dict[str, Any], peak: Peak | None) -> dict[str, Any
         "hashes": hashes(data, asked["tokens"]),
     }
     found |= _size(model, run.recipe.data.block, last["tokens"])
-    found |= _by_position(model, data, asked)
+    found |= by_position
     if asked["windows"]:
         found["prefix"] = _prefix(model, _windows(data, asked["windows"]))
     found["texts"] = {name: _text(run, text) for name, text in asked["texts"].items()}
@@ -101,22 +101,22 @@ def _size(model: LM, block: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def _by_position(model: LM, data: Dataset, asked: dict[str, Any]) -> dict[str, Any]:
-    """The share of answers that are right, and the loss at each position of the block."""
-    right = answers = 0
+def _dev(model: LM, data: Dataset, asked: dict[str, Any]) -> tuple[Score, dict[str, Any]]:
+    """The score on the dev split, and beside it the share of answers that are right and the loss at each position."""
+    rows, sizes, right = [], [], 0
     total_T, count_T = np.zeros(data.block), np.zeros(data.block)
     for x_BT, y_BT in data.dev(rows=32, tokens=asked["tokens"]):
-        losses, likeliest = token_losses(model, (x_BT, y_BT))
-        known = y_BT != NO_TARGET
-        right += int((likeliest.cpu().numpy() == y_BT)[known].sum())
-        answers += int(known.sum())
-        if y_BT.shape[1] <= data.block:
-            total_T[: y_BT.shape[1]] += losses.double().sum(0).cpu().numpy()
-            count_T[: y_BT.shape[1]] += known.sum(0)
-    found: dict[str, Any] = {"accuracy": right / answers}
-    if asked["positions"]:
-        found["positions"] = _stretches(total_T, count_T, 0)
-    return found
+        losses, likeliest = (found.cpu().numpy() for found in token_losses(model, (x_BT, y_BT)))
+        losses, known = losses.astype(float), y_BT != NO_TARGET
+        rows.append(np.stack((losses.sum(1), known.sum(1)), 1))
+        sizes.append(data.target_bytes(y_BT))
+        right += int((likeliest == y_BT)[known].sum())
+        time = min(y_BT.shape[1], data.block)  # a task's samples are as long as they are
+        total_T[:time] += losses[:, :time].sum(0)
+        count_T[:time] += known[:, :time].sum(0)
+    score = summary(np.concatenate(rows), None if None in sizes else sum(sizes))  # type: ignore[arg-type]
+    found: dict[str, Any] = {"accuracy": right / score.tokens}
+    return score, found | ({"positions": _stretches(total_T, count_T, 0)} if asked["positions"] else {})
 
 
 def _stretches(total_T: np.ndarray, count_T: np.ndarray, first: int) -> list[list[float]]:
@@ -172,7 +172,7 @@ def _past(run: Run, factor: float) -> dict[str, Any]:
         load_weights(model, run.checkpoint.weights(), "the trained model")
         fields = {**run.recipe.data.model_dump(), "block": longer}
         data = open_dataset(Data.model_validate(fields), run.recipe.folder, tokenizer=run.tokenizer)
-        batch = _windows(data, PAST_ROWS)
+        batch = _windows(data, -(-PAST_TOKENS // (longer - block)))
         with torch.no_grad():
             losses = token_losses(model.eval(), batch)[0].double().cpu().numpy()
     except KeyholeError as error:

@@ -16,17 +16,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from keyhole.core.config import Recipe
-from keyhole.core.errors import KeyholeError, RunStopped
+from keyhole.core.errors import InputError, KeyholeError, RunStopped
 from keyhole.core.files import read_json, write_atomically, write_json
 from keyhole.core.findings import Finding
 
 RESULT, TRIAL = "result.json", "trial.json"
+SAVING = 60.0
+"""Seconds within which a training that has lost its worker saves and ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +136,33 @@ def _trial(task: Task, recipe: Recipe, out: Path, tell: Tell) -> dict[str, Any]:
     finally:
         if out.is_dir():
             write_json(out / TRIAL, {"study": task.study, "arm": task.arm, "seed": task.seed})
-    return {"state": "done", **measure(open_run(out), task.measure, peak)}
+    # Of several processes this one only watched: its memory is not the training's.
+    return {"state": "done", **measure(open_run(out), task.measure, peak if task.processes == 1 else None)}
 
 
 def _train(task: Task, recipe: Recipe, out: Path, tell: Tell) -> None:
     from keyhole.training.loop import train
 
+    _wait_for_another(out)
     if task.processes == 1:
         train(recipe, out, resume=(out / "recipe.toml").is_file(), display=Telling(tell))
     else:
         _train_together(task, recipe, out, tell)
+
+
+def _wait_for_another(out: Path) -> None:
+    """Where a worker or a node was lost, what it trained may be saving still."""
+    from keyhole.record.create import only_writer
+
+    deadline = time.monotonic() + SAVING
+    while out.is_dir():
+        try:
+            with only_writer(out):
+                return
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _train_together(task: Task, recipe: Recipe, out: Path, tell: Tell) -> None:
@@ -152,17 +172,20 @@ def _train_together(task: Task, recipe: Recipe, out: Path, tell: Tell) -> None:
     source = out / "recipe.toml" if resume else recipe.folder / f".{task.digest}.toml"
     if not resume:
         write_atomically(source, recipe.to_toml())
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(task.processes)]
+    command = [sys.executable, "-m", "keyhole.studies.together", "--standalone", "--nproc-per-node", str(task.processes)]
     command += ["-m", "keyhole", "train", str(source), "--out", str(out), "--json", *(["--resume"] if resume else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=sys.stderr, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=sys.stderr, text=True, env=environment
+        )
         try:
             _watch(process, recipe, out, tell)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+            process.stdin.close()  # type: ignore[union-attr]
             if not resume:
                 source.unlink(missing_ok=True)
         output.seek(0)
@@ -187,8 +210,10 @@ def _watch(process: subprocess.Popen[str], recipe: Recipe, out: Path, tell: Tell
 
 def _raise(output: str, code: int) -> NoReturn:
     """The error that `keyhole train --json` told of, as the one it was."""
+    # Whatever a part of the user's prints comes before it.
+    start = max(output.rfind("\n{\n") + 1, 0)
     try:
-        told = json.loads(output)
+        told = json.loads(output[start:])
     except ValueError:
         told = {}
     if "finding" in told:

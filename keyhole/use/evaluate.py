@@ -76,14 +76,14 @@ def evaluate(run: Run, texts: str | Sequence[str] | None = None, file: str | Pat
         # A text longer than the block is read in several windows, and is still one text.
         losses.append(row_losses.sum(0, keepdims=True))
         sizes.append(size)
-        scored.append((text, _summary(losses[-1], size)))
+        scored.append((text, summary(losses[-1], size)))
     total_bytes = None if None in sizes else sum(sizes)  # type: ignore[arg-type]
-    return Evaluation(_summary(np.concatenate(losses), total_bytes), scored)
+    return Evaluation(summary(np.concatenate(losses), total_bytes), scored)
 
 
 def score(model: LM, batches: Iterable[Batch], size: int | None) -> Score:
     """Score a model on batches of (inputs, targets) that stand for `size` bytes of text."""
-    return _summary(np.concatenate([_row_losses(model, batch) for batch in batches]), size)
+    return summary(np.concatenate([_row_losses(model, batch) for batch in batches]), size)
 
 
 def score_dev(model: LM, dataset: Dataset, tokens: int = 0) -> Score:
@@ -92,7 +92,7 @@ def score_dev(model: LM, dataset: Dataset, tokens: int = 0) -> Score:
     for batch in dataset.dev(rows=32, tokens=tokens):
         losses.append(_row_losses(model, batch))
         sizes.append(dataset.target_bytes(batch[1]))
-    return _summary(np.concatenate(losses), None if None in sizes else sum(sizes))  # type: ignore[arg-type]
+    return summary(np.concatenate(losses), None if None in sizes else sum(sizes))  # type: ignore[arg-type]
 
 
 def run_bytes(tokenizer: Tokenizer, batches: Sequence[Batch]) -> int | None:
@@ -132,7 +132,8 @@ def _row_losses(model: LM, batch: Batch) -> np.ndarray:
     return np.stack((loss_B, (batch[1] != NO_TARGET).sum(1).astype(float)), 1)
 
 
-def _summary(rows: np.ndarray, size: int | None) -> Score:
+def summary(rows: np.ndarray, size: int | None) -> Score:
+    """The score of rows, each given by its summed loss and its number of targets; `size` is the bytes they stand for."""
     rows = rows[rows[:, 1] > 0]
     if not len(rows):
         raise InputError("there is nothing to predict; give a text of at least two tokens")

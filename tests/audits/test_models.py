@@ -191,6 +191,7 @@ def test_an_arm_is_audited_at_its_own_size_before_it_trains(tmp_path):
     [
         (so_far, {}, "the vocabulary of a function is not known; say it: audit"),
         (so_far, {"vocab": 1}, "vocab = 1 is not valid"),
+        (so_far, {"vocab": 9, "kind": "mixer"}, "kind and options are a part's"),
         (42, {}, "give a part, a run, or a function"),
         ("none", {}, "none is a mixer and a position; say which: --kind mixer"),
         ("sofmax", {}, "there is no part 'sofmax'; did you mean 'softmax'"),

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from keyhole.audits import prefix_loss
+from keyhole.audits import dev_windows, prefix_loss
 from keyhole.audits.interval import mean_interval
+from keyhole.core.config import Data
 from keyhole.core.errors import InputError
-from keyhole.text import NO_TARGET
+from keyhole.text import NO_TARGET, open_dataset
 
 IDS = np.random.default_rng(0).integers(0, 7, (70, 9))
 X, Y = IDS[:, :-1], IDS[:, 1:]
@@ -62,6 +63,19 @@ def test_a_model_in_training_is_scored_in_evaluation_and_left_in_training(dishon
     assert found.windows == 1
     assert found.interval == (-math.inf, math.inf)
     assert found.to_dict()["prefix"] == found.prefix
+
+
+def test_windows_are_spread_over_the_dev_split_and_padded_where_rows_are_short(tmp_path):
+    sentences = [" ".join(["word"] * (1 + number % 7)) for number in range(400)]
+    (tmp_path / "text.txt").write_text("\n".join(sentences))
+    for rows in ("text", "lines"):
+        data = Data(source=str(tmp_path / "text.txt"), tokenizer="words", rows=rows, block=8, split=0.5)
+        x, y = dev_windows(open_dataset(data, tmp_path), 12, 6)
+        assert x.shape == y.shape == (12, 6)
+        assert (y != NO_TARGET).any(1).all()
+        lengths = (y != NO_TARGET).sum(1)
+        assert (rows == "text") == (lengths == 6).all()
+        assert rows == "text" or len(set(lengths.tolist())) > 3
 
 
 def test_the_interval_is_student_s():

@@ -122,6 +122,17 @@ def test_the_constructor_decides_the_first_values_of_parameters_without_a_role(r
     torch.testing.assert_close(part.scale[:, 0], torch.linspace(1, 2, 12))
 
 
+def test_what_a_constructor_draws_depends_on_the_seed_and_on_nothing_that_was_before(recipe):
+    drawn = with_part(recipe, "mixer")
+    torch.manual_seed(0)
+    first = build(drawn, VOCAB).blocks[0].mixer.part.map.weight
+    torch.manual_seed(1)
+    after = torch.random.get_rng_state()
+    assert torch.equal(build(drawn, VOCAB).blocks[0].mixer.part.map.weight, first)
+    assert torch.equal(torch.random.get_rng_state(), after)
+    assert not torch.equal(build(drawn.replace({"train.seed": 1}), VOCAB).blocks[0].mixer.part.map.weight, first)
+
+
 def test_a_part_may_live_in_a_package(tmp_path, monkeypatch, recipe):
     package = tmp_path / "pack_of_mine"
     package.mkdir()

@@ -174,9 +174,12 @@ def test_what_is_not_equal_is_told(result: StudyResult) -> None:
 
 def test_texts_and_lengths_are_means_over_seeds_and_reasons_are_given(result: StudyResult) -> None:
     shown = by_key(result)
-    scored = [trial.values["texts"]["long"]["prefix_loss"] for trial in result.arm("rope").done]
-    cells = next(cells for cells in shown["texts"].rows if cells[0].text == "rope")
-    assert cells[4].text == perplexity(sum(scored) / len(scored))
+    cells = next(cells for cells in shown["texts"].rows if cells[0].text == "reweight")
+    for place, key in ((3, "loss"), (4, "prefix_loss")):
+        scored = [trial.values["texts"]["long"][key] for trial in result.arm("reweight").done]
+        assert cells[place].text == perplexity(sum(scored) / len(scored))
+        assert cells[place].struck == (key == "loss")
+    assert shown["texts"].notes[0].endswith('with this !" (12 tokens)')
     assert row(shown["past"], "baseline")["4 times (256)"].text == "-"
     assert any("none for 256" in note for note in shown["past"].notes)
 
@@ -186,8 +189,9 @@ def test_an_unfinished_study_is_told_as_far_as_it_has_come(result: StudyResult, 
     assert "nothing is there yet of shift" in state(result)
     assert headlines(result)["shift"] == "undecided: not trained yet."
     for shown in (text.replace("\\", ""), page, printed(result, 200)):
-        assert "30 of 35 trainings are done" in shown
-        assert resume_command(result) in shown
+        # A terminal breaks lines where it must, here in a folder with a long name.
+        assert "30 of 35 trainings are done" in " ".join(shown.split())
+        assert resume_command(result) in " ".join(shown.split())
 
 
 def test_a_finished_study_says_nothing_of_that(tmp_path: Path) -> None:
@@ -218,6 +222,16 @@ def test_an_arm_that_diverged_at_every_rate_is_not_waited_for(tmp_path: Path) ->
     assert "lost diverged at every learning rate that was tried, and was not trained" in warnings(found)
 
 
+def test_trainings_that_failed_alike_are_told_together(tmp_path: Path) -> None:
+    place = make_study(tmp_path / "study", [ARMS[0], Planned("gone", missing=(0, 1, 2, 3, 4))], search=False)
+    failures = {f"runs/gone/seed-{seed}": "the disk is full" for seed in range(5)}
+    (place / "failures.json").write_text(json.dumps(failures))
+    found = open_study(place)
+    assert warnings(found) == ["gone, seeds 0, 1, 2, 3, 4: failed: the disk is full"]
+    assert headlines(found) == {"gone": "undecided: its trainings failed."}
+    assert "5 failed" in state(found)
+
+
 def test_one_seed_decides_nothing_and_it_is_said(tmp_path: Path) -> None:
     found = open_study(make_study(tmp_path / "study", ARMS[:2], seeds=1, search=False, measured=False))
     assert headlines(found) == {"rope": "undecided: one seed."}
@@ -230,13 +244,20 @@ def test_names_notes_and_texts_are_text_and_nothing_else(tmp_path: Path) -> None
     found = open_study(place)
     path = place / "runs" / "rope" / "seed-1" / "result.json"
     path.write_text(json.dumps({"state": "diverged", "message": "<img src=x onerror=alert(1)>"}))
+    path = place / "audits" / "rope.json"
+    finding = json.loads(path.read_text())["findings"][0]
+    finding |= dict.fromkeys(("name", "statement", "expected", "measured", "why", "remedy"), evil)
+    finding["code"] = f"````\n{evil}\n```"
+    path.write_text(json.dumps({"findings": [finding | {"verdict": "fails"}]}))
     found = open_study(place)
     for shown in (to_html(found), to_fragment(found)):
         assert "<script" not in shown
         assert "<img" not in shown
         assert "&lt;script&gt;" in shown
         assert "&lt;img src=x" in shown
-    text = to_markdown(found)
+        assert "caught by &lt;script&gt;" in shown
+    text, code = re.subn(r"    `````python\n(    .*\n)+?    `````\n", "", to_markdown(found))
+    assert code == 1
     assert "<script" not in text
     assert "\n# head" not in text
     assert r"\[x\]" in text

@@ -13,7 +13,17 @@ import pytest
 from fabricated import ARMS, BLOCK, Planned, make_study, many
 
 from keyhole.studies.report import Report
-from keyhole.studies.report.charts import KEYS, _curves, _differences, _past, _rates, _whole_and_prefix, draw, save_charts
+from keyhole.studies.report.charts import (
+    KEYS,
+    _curves,
+    _differences,
+    _past,
+    _rates,
+    _whole_and_prefix,
+    draw,
+    save_charts,
+    together,
+)
 from keyhole.studies.report.grammar import BASELINE, PALETTE, UNFAIR, arm_looks, below, named, spread
 from keyhole.studies.result import StudyResult, open_study
 
@@ -180,6 +190,10 @@ def test_a_course_is_cut_where_it_leaves_the_panel() -> None:
         [(pytest.approx(7 / 3), 3.0), (3.0, 1.0)],
     ]
     assert below(course, 9.0) == [course]
+
+
+def test_neighbours_are_taken_together_as_their_mean() -> None:
+    assert together([(1, 4.0), (2, 2.0), (3, 1.0)], lambda place: int(place) // 2) == [(1, 4.0), (2.5, 1.5)]
 
 
 def test_a_picture_s_names_are_its_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from keyhole.studies.report.grammar import (
     Axis,
     Line,
     Look,
-    Point,
     altair,
     arm_looks,
     lines,
@@ -187,15 +186,17 @@ def _line(arm: str, courses: list[list[tuple[float, float]]], found: dict[str, L
 
 def _positions(result: StudyResult) -> _Chart | None:
     def course(trial: TrialResult) -> list[tuple[float, float]]:
-        return [(x, y) for x, y in trial.values.get("positions", ())]
+        # Four points for each doubling: later positions differ little, and one of them alone is mostly chance.
+        return together(trial.values.get("positions", ()), lambda position: int(4 * math.log2(max(position, 1))))
 
     drawn = [line for arm in result.arms if (line := _line(arm.name, [*map(course, arm.done)], arm_looks(result)))]
     if not any(len(line.points) > 1 for line in drawn):
         return None
     axis = Axis("position in the block", log=True, format="~d")
     chart = lines(drawn, result.plan.baseline, axis, Axis("dev loss, nats"))
-    caption = "Dev loss at each position of the block, mean and range over seeds: what more context is worth. " + _key(
-        drawn
+    caption = (
+        "Dev loss by position in the block, neighbours taken together, mean and range over seeds: what more context is "
+        f"worth. {_key(drawn)}"
     )
     return _Chart("positions", "Loss by position", caption, plain_spec(chart))
 
@@ -204,34 +205,35 @@ def _past(result: StudyResult) -> _Chart | None:
     factors = result.plan.file.measure.past
     if not factors:
         return None
-    longest = f"{max(factors):g}"
+    longest, block = f"{max(factors):g}", result.plan.arm(result.plan.baseline).recipe.data.block
+    size = block / 8 * max(1, math.ceil(max(factors) / 6))
 
     def course(trial: TrialResult) -> list[tuple[float, float]]:
-        return [(x, y) for x, y in trial.values.get("past", {}).get(longest, {}).get("positions", ())]
+        found = trial.values.get("past", {}).get(longest, {}).get("positions", ())
+        # Few windows are read so far: single positions are mostly chance.
+        return together(found, lambda position: int((position - 1) // size))
 
     drawn = [line for arm in result.arms if (line := _line(arm.name, [*map(course, arm.done)], arm_looks(result)))]
     if not any(len(line.points) > 1 for line in drawn):
         return None
-    block = result.plan.arm(result.plan.baseline).recipe.data.block
     absent = [arm.name for arm in result.arms if arm.done and arm.name not in {line.arm for line in drawn}]
     caption = (
-        f"Dev loss by position in windows {longest} times as long as those that trained. "
-        f"{f'Not drawn, because they cannot read so far: {_listed(absent)}. ' if absent else ''}" + _key(drawn)
+        f"Dev loss by position in windows {longest} times as long as those that trained, neighbours taken together. "
+        f"{f'Not drawn, because they cannot read so far: {_listed(absent)}. ' if absent else ''}{_key(drawn)}"
     )
-    smooth = [Line(line.arm, line.look, _in_stretches(line.points)) for line in drawn]
     # Next to the loss of a window's first tokens, which nothing stands before, all else would look flat.
-    top = max(point[3] for line in smooth for point in line.points if point[0] > block / 8)
+    top = max(point[3] for line in drawn for point in line.points if point[0] > block / 8)
     axes = Axis("position", format="~d"), Axis("loss, nats", high=top)
-    chart = lines(smooth, result.plan.baseline, *axes, mark=(block, "trained length"))
+    chart = lines(drawn, result.plan.baseline, *axes, mark=(block, "trained length"))
     return _Chart("past", "Beyond the trained length", caption, plain_spec(chart))
 
 
-def _in_stretches(points: list[Point], most: int = 40) -> list[Point]:
-    """Neighbours together: the loss at single positions of a few windows is noise."""
-    size = math.ceil(len(points) / most)
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
-    means = [[statistics.fmean(column) for column in zip(*group, strict=True)] for group in groups]
-    return [(x, mean, low, high) for x, mean, low, high in means]
+def together(points: Iterable[Sequence[float]], group: Callable[[float], int]) -> list[tuple[float, float]]:
+    """Points whose places fall into one group, as their mean."""
+    groups: dict[int, list[Sequence[float]]] = {}
+    for point in points:
+        groups.setdefault(group(point[0]), []).append(point)
+    return [(statistics.fmean(x for x, _ in found), statistics.fmean(y for _, y in found)) for found in groups.values()]
 
 
 def _key(drawn: list[Line]) -> str:
@@ -254,11 +256,11 @@ def _rates(result: StudyResult) -> _Chart | None:
     if not any(len(line.points) > 1 for line in drawn):
         return None
     caption = (
-        "Mean dev loss at each learning rate that was tried; every arm tried the same. A course whose lowest point is its "
+        "Mean dev loss at each learning rate that was tried; every arm tried as many. A course whose lowest point is its "
         "first or last may go lower beyond it. A rate at which training diverged has no point. " + _key(drawn)
     )
     top = _robust_top([point[1] for line in drawn for point in line.points])
-    tried = tuple(sorted(result.plan.file.rates.values)) if result.plan.file.rates else ()
+    tried = tuple(sorted({rate for arm in result.arms for rate in arm.rates}))
     axes = Axis("learning rate", log=True, format="~g", ticks=tried), Axis("dev loss, nats", high=top)
     return _Chart("rates", "Loss by learning rate", caption, plain_spec(lines(drawn, result.plan.baseline, *axes)))
 

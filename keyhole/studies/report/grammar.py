@@ -271,7 +271,7 @@ def theme() -> dict[str, Any]:
     """What all charts share: fonts, axes, quiet lines."""
     return {
         "background": "white",
-        "padding": {"left": 10, "right": 14, "top": 10, "bottom": 8},
+        "padding": {"left": 10, "right": 32, "top": 10, "bottom": 8},
         "font": FONT,
         "view": {"stroke": None},
         "axis": {

@@ -80,7 +80,9 @@ def _finding(found: Finding) -> str:
     if not found.code:
         return line
     code = "\n".join(f"    {row}" for row in found.code.splitlines())
-    return f"{line}\n\n    ```python\n{code}\n    ```"
+    # The fence is longer than any in the code, so that nothing in it can end it.
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", found.code)), default=0))
+    return f"{line}\n\n    {fence}python\n{code}\n    {fence}"
 
 
 def _link(path: str) -> str:

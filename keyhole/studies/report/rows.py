@@ -31,7 +31,7 @@ def forest(found: Mapping[str, Difference], look: Mapping[str, Look], axis: str,
         "mean:Q",
         title=title,
         scale=alt.Scale(domain=[-edge, edge], nice=False),
-        axis=alt.Axis(tickCount=7, format="+~g", grid=True),
+        axis=alt.Axis(tickCount=7, labelExpr="datum.value == 0 ? '0' : format(datum.value, '+~g')", grid=True),
     )
     colour = alt.Color("colour:N", scale=None, legend=None)
     shown = base.transform_filter("datum.mean !== null")

@@ -82,7 +82,7 @@ def ruined(result: StudyResult, arm: ArmResult) -> bool:
     search = result.plan.file.rates
     if search is None or arm.rate is not None:
         return False
-    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in search.values for seed in range(search.seeds)]
+    tried = [rate_place(arm.name, rate, RATE_SEEDS + seed) for rate in arm.rates for seed in range(search.seeds)]
     return all((result.path / place / RESULT).is_file() for place in tried)
 
 
@@ -99,16 +99,23 @@ def warnings(result: StudyResult) -> list[str]:
     if not result.arm(result.plan.baseline).honest:
         said.append(f"the baseline {result.plan.baseline} itself reads the future: nothing can be compared with it")
     for arm in result.arms:
-        for trial in arm.trials:
-            if trial.state in ("diverged", "failed"):
-                message = f": {' '.join(trial.message.split())}" if trial.message else ""
-                said.append(f"{arm.name}, seed {trial.seed}: {trial.state}{message}")
+        said += _ended_badly(arm)
         if ruined(result, arm):
             said.append(f"{arm.name} diverged at every learning rate that was tried, and was not trained")
     edge = [arm.name for arm in result.arms if at_the_edge(arm.rates, arm.rate)]
     if edge:
         said.append(f"the best rate is the first or last tried for {', '.join(edge)}: a better one may lie beyond")
     return said
+
+
+def _ended_badly(arm: ArmResult) -> list[str]:
+    """Trainings that diverged or failed; those that ended alike are told together."""
+    alike: dict[str, list[str]] = {}
+    for trial in arm.trials:
+        if trial.state in ("diverged", "failed"):
+            message = f": {' '.join(trial.message.split())}" if trial.message else ""
+            alike.setdefault(f"{trial.state}{message}", []).append(str(trial.seed))
+    return [f"{arm.name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {ended}" for ended, seeds in alike.items()]
 
 
 def reading(result: StudyResult) -> list[str]:

@@ -37,7 +37,7 @@ td:last-child, th:last-child { padding-right:0; }
 .charts { display:grid; grid-template-columns:minmax(0,1fr); gap:1.6rem; }
 figure { margin:0; max-width:860px; } figcaption { color:var(--faint); font-size:.87rem; margin-top:.5rem; max-width:70ch; }
 .chart { background:#fff; border:1px solid var(--rule); border-radius:8px; padding:.6rem; overflow-x:auto; }
-.chart svg { display:block; max-width:100%; height:auto; margin:0 auto; }
+.chart svg { display:block; max-width:100%; height:auto; margin:0 auto; overflow:visible; }
 details { border-bottom:1px solid var(--rule); padding:.5rem 0; } summary { cursor:pointer; font-weight:600; }
 summary .faint, summary .worse { font-weight:400; margin-left:.6rem; }
 .finding { margin:.5rem 0 .5rem 1.1rem; font-size:.92rem; overflow-wrap:anywhere; } .finding p { margin:.25rem 0; }

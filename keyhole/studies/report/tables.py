@@ -259,22 +259,23 @@ def rates(result: StudyResult) -> Table | None:
     if search is None:
         return None
     rows, notes = [], []
+    tried = sorted({rate for arm in result.arms for rate in arm.rates})
     for arm in result.arms:
         cells = []
-        for rate in search.values:
+        for rate in tried:
             loss = arm.rates.get(rate)
-            text = number(loss) if loss is not None else "-"
+            text = number(loss) if loss is not None else "-" if rate in arm.rates else ""
             struck = not arm.honest and loss is not None
             tone: Tone = "unfair" if struck else "better" if rate == arm.rate else "" if loss is not None else "faint"
             cells.append(Cell(text, tone, struck))
         edge = at_the_edge(arm.rates, arm.rate)
-        best = "-" if arm.rate is None else f"{arm.rate:g}{', at the edge' if edge else ''}"
+        best = "-" if arm.rate is None else f"{arm.rate:.3g}{', at the edge' if edge else ''}"
         rows.append([Cell(arm.name), *cells, Cell(best, "unsure" if edge else "", brief=best.split(",")[0])])
         if edge and arm.rate is not None:
-            notes.append(f"{arm.name}: the best rate is the {_end(search.values, arm.rate)} tried; try rates beyond it")
+            notes.append(f"{arm.name}: the best rate is the {_end(list(arm.rates), arm.rate)} tried; try rates beyond it")
     count = "1 seed" if search.seeds == 1 else f"{search.seeds} seeds"
-    head = f"mean dev loss at each rate over {count} of the search's own; -: it diverged, or is not done"
-    columns = [Column("arm"), *(Column(f"{rate:g}", right=True) for rate in search.values), Column("best", right=True)]
+    head = f"mean dev loss at each rate over {count} of the search's own; -: it diverged, or is not done; empty: not tried"
+    columns = [Column("arm"), *(Column(f"{rate:.3g}", right=True) for rate in tried), Column("best", right=True)]
     return Table("rates", "Learning rates searched", columns, rows, [head, *notes])
 
 

@@ -53,7 +53,7 @@ def render(result: StudyResult, width: int, *, unicode: bool = True, styled: boo
 
 def _audited(found: list[Finding]) -> tuple[str, str]:
     """The tally of an arm's findings, and which fail; with a style."""
-    fails = [one.name for one in found if one.verdict == "fails"]
+    fails = dict.fromkeys(one.name for one in found if one.verdict == "fails")
     return (f"{tally(found)}: {', '.join(fails)}", "red") if fails else (tally(found), "")
 
 

@@ -52,7 +52,7 @@ def estimated(found: Estimate | None) -> str:
     if found.low is None or found.high is None or found.low == found.high:
         return number(found.mean)
     below, above = found.mean - found.low, found.high - found.mean
-    digits = decimals(found.mean, found.low, found.high)
+    digits = decimals(found.low, found.high)
     if math.isclose(below, above, rel_tol=1e-3):
         return f"{number(found.mean, digits)} ± {number(above, digits)}"
     return f"{number(found.mean, digits)} ({bounds(found.low, found.high, digits)})"
@@ -62,7 +62,7 @@ def differing(found: Difference) -> str:
     """A difference with the interval that is corrected over arms."""
     if found.mean is None:
         return "-"
-    digits = decimals(found.mean, found.low_holm, found.high_holm)
+    digits = decimals(found.low_holm, found.high_holm)
     if found.low_holm is None and found.high_holm is None:
         return number(found.mean, digits, "+")
     return f"{number(found.mean, digits, '+')} ({bounds(found.low_holm, found.high_holm, digits, '+')})"
@@ -74,16 +74,17 @@ def bounds(low: float | None, high: float | None, digits: int = 4, sign: str = "
     return " to ".join(ends)
 
 
-def decimals(mean: float, low: float | None, high: float | None) -> int:
+def decimals(low: float | None, high: float | None) -> int:
     """Two digits of the interval's half width, four decimals at least."""
-    half = abs(high - low) / 2 if low is not None and high is not None else abs(mean) / 10
+    half = abs(high - low) / 2 if low is not None and high is not None else 0.0
     return 4 if half <= 0 else min(max(4, 1 - math.floor(math.log10(half))), 7)
 
 
 def judged(found: Difference, arm: ArmResult) -> str:
     """A verdict in the words of a table."""
     if untrained(arm) and found.verdict == "undecided":
-        return "undecided: not trained yet"
+        failed = any(trial.state == "failed" for trial in arm.trials)
+        return f"undecided: {'its trainings failed' if failed else 'not trained yet'}"
     if found.verdict == "not comparable":
         return f"not comparable ({', '.join(rules(arm))})" if arm.unfair else found.sentence
     if found.verdict == "not distinguishable" and found.seeds_to_decide:
@@ -92,8 +93,8 @@ def judged(found: Difference, arm: ArmResult) -> str:
 
 
 def untrained(arm: ArmResult) -> bool:
-    """Whether no seed of an arm has come to an end."""
-    return all(trial.state == "missing" for trial in arm.trials)
+    """Whether no training of an arm has come to an end."""
+    return all(trial.state in ("missing", "failed") for trial in arm.trials)
 
 
 def rules(arm: ArmResult) -> list[str]:
