@@ -12,6 +12,7 @@ from search_helpers import bowl
 from keyhole.core.files import write_json
 from keyhole.core.toml import to_toml
 from keyhole.studies.execute import Watcher
+from keyhole.studies.search import LOOKS
 from keyhole.studies.trial import Event, Task, carry_out
 from tests.training.training_helpers import TINY, write_text
 
@@ -49,7 +50,8 @@ class Played:
     root: Path
     slots: int = 1
     ends: dict[str, str] = field(default_factory=dict)
-    """Task name -> how it ends, where it is not simply done: failed, diverged, or late: hopeless at its very last step."""
+    """Task name -> how it ends, where it is not simply done: failed, diverged, or late: measured so
+    seldom that it is found hopeless with its very last step."""
     enough: int = 10_000
     """So many trainings end before the user stops the search."""
     said: list[str] = field(default_factory=list)
@@ -89,8 +91,9 @@ class Played:
             return Event(task=task.name, what="stopped")
         value, how = height(task), self.ends.get(task.name, "done")
         if step <= STEPS:
-            late = 99.0 if how == "late" and step == STEPS else 0.0
-            row = {"step": step, "dev_loss": value + 1 / step + late}
+            row = {"step": step, "dev_loss": value + 1 / step}
+            if how == "late":
+                row = {"step": step} | ({"dev_loss": 99.0} if step > STEPS - LOOKS else {})
             return Event(task=task.name, what="progress", progress=step / STEPS, row=row)
         if how == "failed":
             return Event(task=task.name, what="failed", message="there is not enough memory")

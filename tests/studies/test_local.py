@@ -150,7 +150,7 @@ def test_there_must_be_workers_and_a_place_to_run(tmp_path):
 
     with pytest.raises(InputError, match="0 workers can do nothing; give 1 or more"):
         build_executor("local", tmp_path, 0)
-    with pytest.raises(InputError, match="a study cannot run on 'slurm'; it may be local, ray, or ray://host:port"):
+    with pytest.raises(InputError, match="'slurm' is no place to train on; it may be local, ray, or ray://host:port"):
         build_executor("slurm", tmp_path, None)
 
 

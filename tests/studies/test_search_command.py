@@ -14,6 +14,7 @@ from searching_helpers import write_search
 
 from keyhole.cli.main import run
 from keyhole.core.config import Recipe
+from keyhole.studies.cluster import Cluster
 from keyhole.studies.execute import build_executor
 from keyhole.studies.local import Local
 from keyhole.studies.sampler import point_name
@@ -110,6 +111,20 @@ def test_tasks_are_taken_one_by_one_as_there_is_room_and_those_of_two_processes_
         assert sum(place < places[f"take {name}"] for place in ended) == number + 1
     assert sum(place < places["started wide"] for place in ended) == 3, "it waits until both places are free"
     assert places["take d"] > places["failed wide"]
+
+
+def test_a_cluster_takes_a_task_when_there_is_a_place_and_a_list_at_once(tmp_path, monkeypatch):
+    """What its driver would be sent and say, without one."""
+    names = ["a", "b", "c", "d"]
+    given = [Task(kind="trial", name=name, study="s", arm=name, recipe={}) for name in names]
+    for tasks, before_the_first_end in ((iter(given), 2), (given, 4)):
+        cluster, sent, seen = Cluster(tmp_path, workers=2), [], []
+        monkeypatch.setattr(cluster, "_send", lambda order, sent=sent: sent.append(order["task"]["name"]))
+        replies = iter(names)
+        monkeypatch.setattr(cluster, "_next", lambda replies=replies: {"task": next(replies), "what": "done"})
+        cluster.run(tasks, lambda event, sent=sent, seen=seen: seen.append((event.task, len(sent))))
+        assert seen[0] == ("a", before_the_first_end)
+        assert [name for name, _ in seen] == sent == names
 
 
 def test_a_task_is_given_up_when_its_search_says_so(tmp_path):

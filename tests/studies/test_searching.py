@@ -110,6 +110,7 @@ def test_a_trial_of_several_seeds_counts_by_their_mean_and_ends_as_one(played, t
     assert first.value == pytest.approx(bowl(first.settings) + 0.01)
     assert (second.state, second.failure) == ("failed", "there is not enough memory")
     assert (third.value, third.diverged, third.failure) == (math.inf, True, "the loss is no number")
+    assert third not in result.ranked
     taken = [said.split()[1] for said in played.executor.said if said.startswith("take")]
     assert "trials/1/seed-2" not in taken, "a trial that failed is not trained further"
     assert "trials/2/seed-1" not in taken
