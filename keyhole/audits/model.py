@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -128,7 +129,11 @@ class Reader:
         except Exception as error:
             raise InputError(f"the model could not read ids of shape {tuple(ids_BT.shape)}: {first_line(error)}") from error
         found = getattr(found, "logits", found)
-        found = found[0] if isinstance(found, tuple | list) else found
+        found = found[0] if isinstance(found, tuple | list) and found else found
+        if not isinstance(found, torch.Tensor | np.ndarray):
+            raise InputError(
+                f"the model returned {type(found).__name__}; it must return logits, a tensor (batch, time, vocabulary)"
+            )
         return torch.as_tensor(found).to("cpu", torch.float64)
 
     def draw(self, tokens: int, batch: int, seed: int) -> torch.Tensor:

@@ -82,21 +82,26 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON, or say which file is damaged."""
+REMEDY = "restore it or remove its folder"
+
+
+def read_json(path: Path, remedy: str = REMEDY) -> Any:
+    """Read JSON, or say which file is damaged, and what to do about it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} is damaged ({error}); restore it or remove its folder") from None
+        raise StorageError(f"{path} is damaged ({error}); {remedy}") from None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or say that the file holds none."""
-    value = read_json(path)
+def read_object(path: Path, *keys: str, remedy: str = REMEDY) -> dict[str, Any]:
+    """Read a JSON object that has these keys, or say that the file holds none."""
+    value = read_json(path, remedy)
     if not isinstance(value, dict):
-        raise StorageError(f"{path} is damaged (it holds no JSON object); restore it or remove its folder")
+        raise StorageError(f"{path} is damaged (it holds no JSON object); {remedy}")
+    if missing := [key for key in keys if key not in value]:
+        raise StorageError(f"{path} is damaged (it has no {missing[0]!r}); {remedy}")
     return value
 
 

@@ -56,7 +56,7 @@ def _load_file(place: str, folder: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         exec(compile(source, path, "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end whoever reads a part out of it
         del sys.modules[name]
         raise InputError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
     return module
@@ -67,6 +67,6 @@ def _import(place: str, name: str) -> ModuleType:
         return importlib.import_module(place)
     except ImportError as error:
         raise InputError(f"{name}: the module {place!r} could not be imported ({error}); is it installed?") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{name}: the module {place!r} could not be loaded: {reason}") from error

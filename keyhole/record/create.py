@@ -41,6 +41,23 @@ def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, A
     (out / STARTING).unlink(missing_ok=True)
 
 
+def begin_record(out: Path) -> None:
+    """Mark a directory as one in which a record is being begun: whoever is cut off now leaves nothing to go on with."""
+    with storage_errors(out, "beginning in"):
+        (out / STARTING).touch()
+
+
+def has_begun(out: Path) -> None:
+    """Take the mark away: what is needed to go on is there."""
+    (out / STARTING).unlink(missing_ok=True)
+
+
+def refuse_if_not_new(out: Path) -> None:
+    """A record begins in a folder that holds nothing, or no more than a beginning that was cut off."""
+    if out.is_dir() and not (out / STARTING).is_file() and any(path.name != LOCK for path in out.iterdir()):
+        raise InputError(f"{out} is not empty; give --out another folder")
+
+
 def refuse_if_taken(out: Path) -> None:
     """A new run never writes over anything."""
     if out.exists() and not out.is_dir():

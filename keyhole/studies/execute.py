@@ -40,16 +40,21 @@ class Executor(Protocol):
         """Give a task up, if it is still going on."""
 
 
+def refuse_executor(on: str, workers: int | None) -> None:
+    """Say what is wrong with `--on` and `--workers` before anything is begun."""
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise InputError(f"{workers!r} workers can do nothing; give 1 or more")
+    if not isinstance(on, str) or (on not in ("local", "ray") and not on.startswith("ray://")):
+        raise InputError(f"{on!r} is no place to train on; it may be local, ray, or ray://host:port")
+
+
 def build_executor(on: str, root: Path, workers: int | None) -> Executor:
     """The executor that `--on` names: `local`, `ray`, `ray://host:port`."""
-    if workers is not None and workers < 1:
-        raise InputError(f"{workers} workers can do nothing; give 1 or more")
+    refuse_executor(on, workers)
     if on == "local":
         from keyhole.studies.local import Local
 
         return Local(root, workers)
-    if on == "ray" or on.startswith("ray://"):
-        from keyhole.studies.cluster import Cluster
+    from keyhole.studies.cluster import Cluster
 
-        return Cluster(root, None if on == "ray" else on, workers)
-    raise InputError(f"{on!r} is no place to train on; it may be local, ray, or ray://host:port")
+    return Cluster(root, None if on == "ray" else on, workers)

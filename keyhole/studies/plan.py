@@ -36,7 +36,7 @@ from keyhole.core.errors import InputError, nearest
 from keyhole.parts.loading import resolve_file
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 SECTIONS = ("data", "model", "train")
 
 
@@ -263,7 +263,7 @@ def _check_names(names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         if not NAME.fullmatch(name):
-            raise InputError(f"an arm cannot be called {name!r}; use letters, digits, '.', '_', '+' and '-'")
+            raise InputError(f"an arm cannot be called {name!r}; use up to 100 letters, digits, '.', '_', '+' and '-'")
         if (other := seen.setdefault(name.lower(), name)) != name:
             raise InputError(f"the arms {other!r} and {name!r} differ in capitals alone, and would share a folder")
 

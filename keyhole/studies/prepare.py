@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.core.config import Recipe, Spec
-from keyhole.core.errors import InputError
-from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
+from keyhole.core.errors import InputError, StorageError
+from keyhole.core.files import read_object, sha256, storage_errors, write_atomically, write_json
 from keyhole.core.toml import dotted, to_toml
-from keyhole.record.create import portable
+from keyhole.record.create import begin_record, has_begun, portable, refuse_if_not_new
 from keyhole.studies.match import Size, budgeted, size_of
 from keyhole.studies.plan import Plan, load_plan
 from keyhole.studies.trial import Task
 
 STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
+LOST = "restore it; without it the study can neither go on nor be told of, but its runs can (keyhole runs)"
 RATE_SEEDS = 10_000
 """The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
 
@@ -97,7 +98,8 @@ def loss_alone(tokens: int) -> dict[str, Any]:
 
 def rate_place(arm: str, rate: float, seed: int) -> str:
     """Where a trial of a rate lies."""
-    return f"rates/{arm}/rate-{rate:g}-seed-{seed}"
+    written = repr(rate).removesuffix(".0")  # all its digits: rates that are close must not share a folder
+    return f"rates/{arm}/rate-{written}-seed-{seed}"
 
 
 def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
@@ -127,9 +129,19 @@ def _known(out: Path, resume: bool) -> dict[str, Any]:
         raise InputError(f"there is no study to resume in {out}; leave --resume out to start one")
     if there and not resume:
         raise InputError(f"{out} holds a study; add --resume to go on with it, or give --out another folder")
-    if not there and out.is_dir() and any(path.name not in (".lock", "code") for path in out.iterdir()):
-        raise InputError(f"{out} is not empty; give --out another folder")
-    return read_json(out / KNOWN) if there else {}
+    if not there:
+        refuse_if_not_new(out)
+        return {}
+    return read_known(out)
+
+
+def read_known(out: Path) -> dict[str, Any]:
+    """study.json, with all that a study of ours has in it."""
+    known = read_object(out / KNOWN, "name", "precision", "code", "arms", remedy=LOST)
+    for name, arm in known["arms"].items():
+        if missing := {"note", "changes", "recipe", "parameters", "flops_per_token"} - arm.keys():
+            raise StorageError(f"{out / KNOWN} is damaged (arm {name} has no {min(missing)!r}); {LOST}")
+    return known
 
 
 def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
@@ -178,6 +190,8 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
 
 def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
     out, plan = prepared.out, prepared.plan
+    if not known:
+        begin_record(out)
     copy_code(code, out)
     base, _ = portable(Recipe.load(plan.base), code)
     write_atomically(out / BASE, base.to_toml())
@@ -205,6 +219,7 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "arms": arms,
         },
     )
+    has_begun(out)
 
 
 def copy_code(code: dict[str, Path], out: Path) -> None:
@@ -256,4 +271,4 @@ def stored_plan(out: Path) -> Plan:
     if not (out / STUDY).is_file():
         raise InputError(f"{out} is no study: it has no {STUDY}; keyhole study STUDY.toml --out {out} makes one")
     plan = load_plan(out / STUDY)
-    return Plan(read_json(out / KNOWN)["name"], plan.file, plan.arms, plan.baseline, plan.seeds, plan.base)
+    return Plan(read_known(out)["name"], plan.file, plan.arms, plan.baseline, plan.seeds, plan.base)

@@ -6,7 +6,8 @@ import math
 import statistics
 from pathlib import Path
 
-from keyhole.core.files import read_json
+from keyhole.core.errors import StorageError
+from keyhole.core.files import read_object
 from keyhole.studies.plan import Plan
 from keyhole.studies.prepare import RATE_SEEDS, rate_place
 from keyhole.studies.trial import RESULT
@@ -35,5 +36,8 @@ def at_the_edge(rates: dict[float, float | None], rate: float | None) -> bool:
 def _loss(path: Path) -> float | None:
     if not path.is_file():
         return None
-    loss = read_json(path).get("dev_loss")
+    try:
+        loss = read_object(path).get("dev_loss")
+    except StorageError:
+        return None  # a damaged result counts as missing; --resume makes it again
     return loss if isinstance(loss, float) and math.isfinite(loss) else None

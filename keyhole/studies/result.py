@@ -6,6 +6,7 @@ Everything is computed from the trials' own files, so a study that is still goin
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keyhole.core.files import read_json
+from keyhole.core.files import read_object
 from keyhole.core.findings import Finding
 from keyhole.studies.match import QUANTITIES, unequal
 from keyhole.studies.plan import Plan
-from keyhole.studies.prepare import KNOWN, Prepared, stored_plan
+from keyhole.studies.prepare import STUDY, Prepared, read_known, stored_plan
 from keyhole.studies.trial import RESULT
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ def open_study(path: str | Path) -> StudyResult:
     """Open a study's directory for reading."""
     path = Path(path)
     plan = stored_plan(path)
-    known = read_json(path / KNOWN)
-    failures = read_json(path / FAILURES) if (path / FAILURES).is_file() else {}
+    known = read_known(path)
+    failures = read_object(path / FAILURES, remedy=_anew(path)) if (path / FAILURES).is_file() else {}
     prepared = Prepared(plan, path, {}, {})
     arms = [_arm(prepared, arm.name, known["arms"][arm.name], failures) for arm in plan.arms]
     return StudyResult(path, plan, arms, known)
@@ -209,7 +210,8 @@ def _arm(prepared: Prepared, name: str, known: Mapping[str, Any], failures: Mapp
         name=name,
         note=known["note"],
         changes=known["changes"],
-        findings=_audited(root / "audits" / f"{name}.json") + _prefix_finding(name, trials),
+        findings=_audited(root, name, failures, trained=any(trial.values for trial in trials))
+        + _prefix_finding(name, trials),
         trials=trials,
         parameters=known["parameters"],
         flops_per_token=known["flops_per_token"],
@@ -224,12 +226,37 @@ def _trial(root: Path, arm: str, seed: int, failures: Mapping[str, str]) -> Tria
     if not path.is_file():
         message = failures.get(place, "")
         return TrialResult(arm, seed, root / place, "failed" if message else "missing", message=message)
-    found = read_json(path)
+    found = read_object(path, "state", remedy=_anew(root))
     return TrialResult(arm, seed, root / place, found["state"], found, found.get("message", ""))
 
 
-def _audited(path: Path) -> list[Finding]:
-    return [Finding(**found) for found in read_json(path)["findings"]] if path.is_file() else []
+def _anew(root: Path) -> str:
+    """How a file of a study that can be made again is: nothing else needs to go for it."""
+    return f"keyhole study {shlex.quote(str(root / STUDY))} --resume makes it anew"
+
+
+def _audited(root: Path, arm: str, failures: Mapping[str, str], *, trained: bool) -> list[Finding]:
+    """What the audit before training found; an arm that trained without one is no evidence of anything."""
+    place = f"audits/{arm}"
+    path = root / f"{place}.json"
+    if path.is_file():
+        found = read_object(path, "findings", remedy=_anew(root))["findings"]
+        return [Finding(**one) for one in found]
+    if not trained:
+        return []
+    why = f": {failures[place]}" if place in failures else ""
+    return [
+        Finding(
+            name="audited",
+            aspect="honesty",
+            statement=f"{arm}: its model was asked every probe before it trained",
+            expected=f"findings in {path}",
+            measured=f"none{why}",
+            verdict="fails",
+            why="whether it reads the future is not known, and one that does wins every table",
+            remedy=_anew(root),
+        )
+    ]
 
 
 def _prefix_finding(arm: str, trials: list[TrialResult]) -> list[Finding]:

@@ -14,6 +14,7 @@ from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError
 from keyhole.core.files import read_json, sha256, write_atomically
 from keyhole.core.toml import to_toml
+from keyhole.record.create import begin_record, refuse_if_not_new
 from keyhole.studies.prepare import best_precision, copy_code
 from keyhole.studies.sampler import Sampler
 from keyhole.studies.search import KNOWN, refuse_if_changed
@@ -35,6 +36,8 @@ def prepare_search(plan: SearchPlan, out: Path, *, resume: bool) -> SearchPlan:
         Sampler(plan.search.sampler, plan.axes, plan.search.seed).propose([], 0, plan.what_is_wrong)
         _open_text(recipe)
     _refuse_other_code(code, out)
+    if not resume:
+        begin_record(out)
     copy_code(code, out)
     stored = Recipe.parse(recipe.model_dump(), folder=out.resolve())
     plan = SearchPlan.parse(values, where=str(out / SEARCH), folder=out.resolve(), recipe=stored)
@@ -59,9 +62,8 @@ def _refuse_if_taken(out: Path, resume: bool) -> None:
         raise InputError(f"there is no search to resume in {out}; leave --resume out to start one")
     if there and not resume:
         raise InputError(f"{out} holds a search; add --resume to go on with it, or give --out another folder")
-    begun = (".lock", "code", BASE, SEARCH) if (out / SEARCH).is_file() else (".lock", "code")
-    if not there and out.is_dir() and any(path.name not in begun for path in out.iterdir()):
-        raise InputError(f"{out} is not empty; give --out another folder")
+    if not there:
+        refuse_if_not_new(out)
 
 
 def _refuse_other_code(code: dict[str, Path], out: Path) -> None:

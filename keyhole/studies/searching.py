@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.core.errors import InputError
-from keyhole.record.create import only_writer
-from keyhole.studies.execute import Executor, build_executor
+from keyhole.record.create import has_begun, only_writer
+from keyhole.studies.execute import Executor, build_executor, refuse_executor
 from keyhole.studies.prepare import loss_alone
 from keyhole.studies.sampler import Trial
-from keyhole.studies.search import Proposal, Search
+from keyhole.studies.search import KNOWN, Proposal, Search
 from keyhole.studies.search_display import SearchBoard, choose_search_board
 from keyhole.studies.search_plan import SearchPlan
 from keyhole.studies.search_prepare import SEARCH, prepare_search
@@ -41,15 +41,19 @@ def search(
     """Carry a search out in the directory `out`; with `resume`, go on where it was stopped, or with more trials."""
     if isinstance(source, SearchPlan) and trials is not None:
         raise InputError("trials is for a search's file; a plan has its own: SearchPlan.load(path, trials=...)")
+    if not isinstance(source, str | Path | SearchPlan):
+        raise InputError(f"a search is a TOML file's path or a SearchPlan, not {source!r}; SearchPlan.parse makes one")
     plan = source if isinstance(source, SearchPlan) else SearchPlan.load(source, trials=trials)
     out = Path(out) if out is not None else _default_out(source)
-    with only_writer(out, "search", "carrying out a search"), interruptible(out, "search", SEARCH):
+    refuse_executor(on, workers)
+    with only_writer(out, "search", "carrying out a search"), interruptible(out, "search", SEARCH, KNOWN):
         plan = prepare_search(plan, out, resume=resume)
         with (
             choose_search_board(quiet) as board,
             Search(plan, out) as engine,
             build_executor(on, out, workers) as executor,
         ):
+            has_begun(out)
             _Conduct(engine, executor, board).run()
             result = SearchResult(out, plan, engine.trials())
         write_best(result)
@@ -57,11 +61,11 @@ def search(
 
 
 def _default_out(source: str | Path | SearchPlan) -> Path:
-    """A search's own search.toml stands in its directory; any other goes to runs/NAME."""
+    """The search.toml of a search's directory goes on there; any other search goes to runs/NAME."""
     if isinstance(source, SearchPlan):
         return Path("runs", "search")
     path = Path(source)
-    return path.parent if path.name == SEARCH else Path("runs", path.stem)
+    return path.parent if path.name == SEARCH and (path.parent / KNOWN).is_file() else Path("runs", path.stem)
 
 
 @dataclass

@@ -20,9 +20,9 @@ from keyhole.core.errors import InputError, KeyholeError
 from keyhole.core.files import write_json
 from keyhole.record.create import only_writer
 from keyhole.studies.display import Board, choose_board
-from keyhole.studies.execute import Executor, build_executor
+from keyhole.studies.execute import Executor, build_executor, refuse_executor
 from keyhole.studies.plan import Plan, load_plan
-from keyhole.studies.prepare import STUDY, Prepared, prepare
+from keyhole.studies.prepare import KNOWN, STUDY, Prepared, prepare
 from keyhole.studies.rates import choose
 from keyhole.studies.result import FAILURES, StudyResult, open_study
 from keyhole.studies.trial import Event, Task
@@ -45,11 +45,14 @@ def study(
     quiet: bool = False,
 ) -> StudyResult:
     """Carry a study out in the directory `out`; with `resume`, go on where it was stopped, or with more seeds or arms."""
+    if not isinstance(source, str | Path | Plan):
+        raise InputError(f"a study is a TOML file's path or a Plan, not {source!r}; parse_plan makes one of nested values")
     plan = source if isinstance(source, Plan) else load_plan(source, seeds=seeds)
     if isinstance(source, Plan) and seeds is not None:
         raise InputError("seeds is for a study's file; a plan has its own: load_plan(path, seeds=...)")
     out = Path(out) if out is not None else default_out(source, plan)
-    with only_writer(out, "study", "carrying out a study"), interruptible(out, "study", STUDY):
+    refuse_executor(on, workers)
+    with only_writer(out, "study", "carrying out a study"), interruptible(out, "study", STUDY, KNOWN):
         prepared = prepare(plan, out, resume=resume)
         board = choose_board(quiet)
         with board, build_executor(on, out, workers) as executor:
@@ -58,9 +61,10 @@ def study(
 
 
 def default_out(source: str | Path | Plan, plan: Plan) -> Path:
-    """A study's own study.toml stands in its directory; any other goes to runs/NAME."""
+    """The study.toml of a study's directory goes on there; any other study goes to runs/NAME."""
     path = None if isinstance(source, Plan) else Path(source)
-    return path.parent if path is not None and path.name == STUDY else Path("runs") / plan.name
+    own = path is not None and path.name == STUDY and (path.parent / KNOWN).is_file()
+    return path.parent if path is not None and own else Path("runs") / plan.name
 
 
 class _Conduct:
@@ -77,13 +81,27 @@ class _Conduct:
         trials = prepared.trials(dict.fromkeys((arm.name for arm in prepared.plan.arms), None))
         self.board.begin(prepared.plan, self.executor.where, [*audits, *rates, *trials])
         self._carry_out(audits)
-        self._carry_out(rates)
+        unaudited = self._unaudited(audits, trials)
+        self._carry_out([task for task in rates if task.arm not in unaudited])
         chosen = {arm.name: choose(prepared.plan, prepared.out, arm.name)[1] for arm in prepared.plan.arms}
         if rates:
             # An arm that diverges at every rate has nothing to be trained with; its search says so.
             chosen = {arm: rate for arm, rate in chosen.items() if rate is not None}
+        chosen = {arm: rate for arm, rate in chosen.items() if arm not in unaudited}
         self._carry_out(prepared.trials(chosen))
         write_json(prepared.out / FAILURES, self.failures)
+
+    def _unaudited(self, audits: list[Task], trials: list[Task]) -> set[str]:
+        """The arms whose audit failed to give an answer: they are not trained, and each of their trials says why."""
+        why = {
+            task.arm: self.failures.get(task.name, "it was stopped")
+            for task in audits
+            if task.result(self.prepared.out) is None
+        }
+        for task in trials:
+            if task.arm in why and task.result(self.prepared.out) is None:
+                self.failures[task.name] = f"not trained, as it could not be audited: {why[task.arm]}"
+        return set(why)
 
     def _carry_out(self, tasks: list[Task]) -> None:
         todo = []
@@ -108,7 +126,7 @@ class _Conduct:
 
 
 @contextmanager
-def interruptible(out: Path, command: str, file: str) -> Iterator[None]:
+def interruptible(out: Path, command: str, file: str, known: str) -> Iterator[None]:
     """Ctrl-C and termination end a study in order: what trains saves, and the message says how to go on."""
     main = threading.current_thread() is threading.main_thread()
 
@@ -120,6 +138,8 @@ def interruptible(out: Path, command: str, file: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if not (out / known).is_file():
+            raise StudyInterrupted("stopped before anything was trained; begin again with the same command") from None
         place = shlex.quote(str(out / file))
         raise StudyInterrupted(f"stopped; everything is saved. Go on with: keyhole {command} {place} --resume") from None
     finally:

@@ -78,8 +78,9 @@ def make_study(
     (out / "study.toml").write_text(to_toml(sections | {"measure": measure}))
     recipe = Recipe().replace({"data.block": BLOCK})
     (out / "base.toml").write_text(recipe.to_toml())
-    known = {arm.name: _known(arm, place) for place, arm in enumerate(arms)}
-    _write(out / "study.json", {"name": "positions", "started": "2026-11-19T12:00:00+00:00", "arms": known})
+    known = {arm.name: _known(arm, place) | {"recipe": recipe.model_dump()} for place, arm in enumerate(arms)}
+    begun = {"started": "2026-11-19T12:00:00+00:00", "precision": "bfloat16", "code": {}}
+    _write(out / "study.json", {"name": "positions", "arms": known, **begun})
     for place, arm in enumerate(arms):
         random = np.random.default_rng([7, place])
         _write(out / "audits" / f"{arm.name}.json", {"findings": _findings(arm)})
