@@ -6,12 +6,14 @@ study ─► cluster ═► driver ─► Ray ─► node: one task, on one CPU 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +22,12 @@ from typing import Any, Self
 from keyhole.core.errors import InputError, KeyholeError
 from keyhole.core.files import storage_errors
 from keyhole.studies.execute import Watcher
-from keyhole.studies.local import GRACE
+from keyhole.studies.local import GRACE, OVER
 from keyhole.studies.trial import Event, Task
 
 START = 240.0
 """Seconds within which a cluster must be joined, or started."""
 LOG = "logs/cluster.log"
-OVER = ("done", "failed", "stopped")
 
 
 class Cluster:
@@ -70,16 +71,34 @@ class Cluster:
         self._log.close()
         self._process = None
 
-    def run(self, tasks: Sequence[Task], watch: Watcher) -> None:
-        """Carry tasks out, the first ones first as far as Ray keeps to it."""
-        going = {task.name for task in tasks}
-        for task in tasks:
-            self._send({"task": task.to_dict()})
-        while going:
+    def run(self, tasks: Iterable[Task], watch: Watcher) -> None:
+        """Carry tasks out, the first ones first as far as Ray keeps to it.
+
+        A list is handed over whole, so that Ray sees what a growing cluster would be good for. What is still being thought
+        of is taken one by one, when there is room.
+        """
+        source, waiting = iter(tasks), deque[Task]()
+        going: dict[str, int] = {}
+        room = math.inf if isinstance(tasks, Sequence) else self.slots
+        while True:
+            while (busy := sum(going.values())) < room:
+                if not waiting and (new := next(source, None)) is not None:
+                    waiting.append(new)
+                if not waiting or busy + self._size(waiting[0]) > room:
+                    break
+                task = waiting.popleft()
+                going[task.name] = self._size(task)
+                self._send({"task": task.to_dict()})
+            if not going:
+                return
             event = Event(**self._next())
             if event.task in going:
-                going -= {event.task} if event.what in OVER else set()
+                if event.what in OVER:
+                    del going[event.task]
                 watch(event)
+
+    def _size(self, task: Task) -> int:
+        return min(task.processes, self.slots)
 
     def stop(self, task: str) -> None:
         """Give a task up, if it is still going on or waits."""

@@ -14,6 +14,7 @@ from searching_helpers import write_search
 
 from keyhole.cli.main import run
 from keyhole.core.config import Recipe
+from keyhole.studies.cluster import Cluster
 from keyhole.studies.execute import build_executor
 from keyhole.studies.local import Local
 from keyhole.studies.sampler import point_name
@@ -110,6 +111,35 @@ def test_tasks_are_taken_one_by_one_as_there_is_room_and_those_of_two_processes_
         assert sum(place < places[f"take {name}"] for place in ended) == number + 1
     assert sum(place < places["started wide"] for place in ended) == 3, "it waits until both places are free"
     assert places["take d"] > places["failed wide"]
+
+
+def test_a_cluster_takes_what_is_still_being_thought_of_as_there_is_room_and_a_list_whole(tmp_path, monkeypatch):
+    """What Ray would say is put in its place."""
+    names = ("a", "b", "wide", "c")
+    made = [
+        Task(kind="trial", name=name, study="s", arm=name, recipe={}, processes=2 if name == "wide" else 1) for name in names
+    ]
+    went, going = [], []
+
+    def told(self, seconds=None):
+        name = going.pop(0)
+        went.append(f"end {name}")
+        return {"task": name, "what": "done"}
+
+    def sent(self, order):
+        went.append(f"take {order['task']['name']}")
+        going.append(order["task"]["name"])
+
+    monkeypatch.setattr(Cluster, "_next", told)
+    monkeypatch.setattr(Cluster, "_send", sent)
+    cluster = Cluster(tmp_path, workers=2)
+    cluster.run(iter(made), lambda event: None)
+    assert went == [
+        "take a", "take b", "end a", "end b", "take wide", "end wide", "take c", "end c",
+    ]  # fmt: skip
+    went.clear()
+    cluster.run(made, lambda event: None)
+    assert went[:4] == [f"take {name}" for name in names]
 
 
 def test_a_task_is_given_up_when_its_search_says_so(tmp_path):
