@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -73,14 +74,20 @@ class Cluster:
     def run(self, tasks: Iterable[Task], watch: Watcher) -> None:
         """Carry tasks out, the first ones first as far as Ray keeps to it.
 
-        A list is sent at once, so that Ray sees what a growing cluster would be good for; of anything else, each is taken
-        when there is a place for it.
+        A list is handed over whole, so that Ray sees what a growing cluster would be good for. What is still being thought
+        of is taken one by one, when there is room.
         """
-        source, going = iter(tasks), dict[str, int]()
-        places = math.inf if isinstance(tasks, Sequence) else self.slots
+        source, waiting = iter(tasks), deque[Task]()
+        going: dict[str, int] = {}
+        room = math.inf if isinstance(tasks, Sequence) else self.slots
         while True:
-            while sum(going.values()) < places and (task := next(source, None)) is not None:
-                going[task.name] = min(task.processes, self.slots)
+            while (busy := sum(going.values())) < room:
+                if not waiting and (new := next(source, None)) is not None:
+                    waiting.append(new)
+                if not waiting or busy + self._size(waiting[0]) > room:
+                    break
+                task = waiting.popleft()
+                going[task.name] = self._size(task)
                 self._send({"task": task.to_dict()})
             if not going:
                 return
@@ -89,6 +96,9 @@ class Cluster:
                 if event.what in OVER:
                     del going[event.task]
                 watch(event)
+
+    def _size(self, task: Task) -> int:
+        return min(task.processes, self.slots)
 
     def stop(self, task: str) -> None:
         """Give a task up, if it is still going on or waits."""

@@ -89,8 +89,17 @@ class ArmResult:
         return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
 
     def judged(self, key: str) -> dict[int, float]:
-        """The same with those that diverged, as not a number: an arm must not win by the seeds it survived."""
-        return self.by_seed(key) | {trial.seed: math.nan for trial in self.trials if trial.state == "diverged"}
+        """The same with those that diverged or failed, or came to no number, as not a number.
+
+        An arm must not win by the seeds it survived; one whose training failed by bad luck is trained again by --resume.
+        """
+        odd = {trial.seed for trial in self.done if (found := trial.value(key)) is not None and not math.isfinite(found)}
+        return self.by_seed(key) | dict.fromkeys(self.lost | odd, math.nan)
+
+    @property
+    def lost(self) -> set[int]:
+        """The seeds at which it was trained in vain."""
+        return {trial.seed for trial in self.trials if trial.state in ("diverged", "failed")}
 
     def mean(self, key: str) -> float | None:
         """Its mean over seeds."""
@@ -148,13 +157,24 @@ class StudyResult:
             {arm.name: arm.judged(key) for arm in self.arms},
             lower_is_better=key not in HIGHER_IS_BETTER,
             honest={arm.name: arm.honest for arm in self.arms},
+            unpaired=self.unpaired,
             unit=UNITS.get(key, ""),
         )
 
     @cached_property
     def paired(self) -> Finding:
         """Whether all arms of a seed read the same data in the same order and were measured on the same tokens."""
-        return _paired(self.arms, different=self.plan.file.study.different_data)
+        other = [place for places in self._others.values() for place in places]
+        return _paired(self.arms, other, different=self.plan.file.study.different_data)
+
+    @cached_property
+    def _others(self) -> dict[str, list[str]]:
+        return _others(self.arms, self.arm(self.plan.baseline))
+
+    @property
+    def unpaired(self) -> list[str]:
+        """The arms that cannot be compared for what they read, unless different data were asked for."""
+        return [] if self.plan.file.study.different_data else [arm for arm, places in self._others.items() if places]
 
     @property
     def notes(self) -> list[str]:
@@ -284,14 +304,21 @@ def _prefix_finding(arm: str, trials: list[TrialResult]) -> list[Finding]:
     ]
 
 
-def _paired(arms: list[ArmResult], *, different: bool) -> Finding:
-    seen: dict[int, dict[str, str]] = {}
-    other: list[str] = []
+def _others(arms: list[ArmResult], baseline: ArmResult) -> dict[str, list[str]]:
+    """What each arm read or was measured on that is not what the baseline did at that seed."""
+    right = {trial.seed: trial.values["hashes"] for trial in baseline.done}
+    found: dict[str, list[str]] = {}
     for arm in arms:
+        found[arm.name] = []
         for trial in arm.done:
             hashes = trial.values["hashes"]
-            first = seen.setdefault(trial.seed, hashes)
-            other += [f"{key} of {arm.name}, seed {trial.seed}" for key in hashes if hashes[key] != first[key]]
+            first = right.setdefault(trial.seed, hashes)
+            found[arm.name] += [f"{key} of {arm.name}, seed {trial.seed}" for key in hashes if hashes[key] != first[key]]
+    return found
+
+
+def _paired(arms: list[ArmResult], other: list[str], *, different: bool) -> Finding:
+    seeds = len({trial.seed for arm in arms for trial in arm.done})
     said: dict[str, Any] = {
         "name": "pairing",
         "aspect": "honesty",
@@ -304,4 +331,4 @@ def _paired(arms: list[ArmResult], *, different: bool) -> Finding:
         return Finding(**said, measured=f"different: {other[0]}", verdict="undecided", remedy=remedy)
     if other:
         return Finding(**said, measured=f"different: {', '.join(other[:3])}", verdict="fails", remedy="train those anew")
-    return Finding(**said, measured=f"equal for {len(seen)} seed{'s' * (len(seen) != 1)}", verdict="holds")
+    return Finding(**said, measured=f"equal for {seeds} seed{'s' * (seeds != 1)}", verdict="holds")

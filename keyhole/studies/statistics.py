@@ -7,7 +7,7 @@ free of what the seed did to both. Holm's procedure holds the chance of any fals
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -114,15 +114,17 @@ def compare(
     level: float = 0.95,
     lower_is_better: bool = True,
     honest: Mapping[str, bool] | None = None,
+    unpaired: Collection[str] = (),
     unit: str = "nats",
 ) -> dict[str, Difference]:
     """Each arm against the baseline: `losses[arm][seed]`, nan or inf where a run diverged, absent where none was made.
 
-    `honest` says of every arm whether its audit held; those that failed are not compared, and cost the others nothing.
+    `honest` says of every arm whether its audit held, `unpaired` names those that did not read what the baseline read;
+    neither are compared, and they cost the others nothing.
     """
     alpha = _alpha(level)
     _check(baseline, losses, honest)
-    pairs = [_pair(arm, baseline, losses, honest) for arm in losses if arm != baseline]
+    pairs = [_pair(arm, baseline, losses, honest, arm in unpaired) for arm in losses if arm != baseline]
     steps = _holm({pair.arm: pair.evidence.p for pair in pairs if pair.evidence is not None}, alpha)
     wording = _Wording(unit, lower_is_better, len(steps))
     return {pair.arm: _difference(pair, baseline, alpha, steps.get(pair.arm), wording) for pair in pairs}
@@ -136,7 +138,13 @@ def _check(baseline: str, losses: Mapping[str, Mapping[int, float]], honest: Map
         raise InputError(f"`honest` must say true or false of each arm of the study; it does not agree on {', '.join(odd)}")
 
 
-def _pair(arm: str, baseline: str, losses: Mapping[str, Mapping[int, float]], honest: Mapping[str, bool] | None) -> _Pairs:
+def _pair(
+    arm: str,
+    baseline: str,
+    losses: Mapping[str, Mapping[int, float]],
+    honest: Mapping[str, bool] | None,
+    unpaired: bool,
+) -> _Pairs:
     """The differences of one arm, seed by seed, in the order of seeds."""
     mine, other = losses[arm], losses[baseline]
     seeds = sorted(mine.keys() & other.keys())
@@ -149,6 +157,8 @@ def _pair(arm: str, baseline: str, losses: Mapping[str, Mapping[int, float]], ho
         verdict = "not comparable"
         who = "it" if honest[baseline] else "the baseline"
         reason = f"{who} fails honesty, and a loss reached by reading the future says nothing"
+    elif unpaired:
+        verdict, reason = "not comparable", "it was not trained and measured on what the baseline was"
     elif lost:
         # Comparing over the seeds that are left would choose those at which all went well.
         reason = f"no finite difference at {_count(len(lost), 'seed')} ({', '.join(lost)})"

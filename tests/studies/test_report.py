@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -220,6 +221,30 @@ def test_an_arm_that_diverged_at_every_rate_is_not_waited_for(tmp_path: Path) ->
     found = open_study(place)
     assert state(found) == ""
     assert "lost diverged at every learning rate that was tried, and was not trained" in warnings(found)
+
+
+@pytest.mark.parametrize("lost", ["failed", "no number"])
+def test_an_arm_does_not_win_by_the_seeds_that_it_survived(tmp_path: Path, lost: str) -> None:
+    out = make_study(tmp_path / "s", [Planned("baseline"), Planned("rope", -0.3)], search=False)
+    assert open_study(out).verdicts["rope"] == "better"
+    place = out / "runs/rope/seed-2/result.json"
+    if lost == "failed":
+        place.unlink()
+        (out / "failures.json").write_text(json.dumps({"runs/rope/seed-2": "a matrix was singular"}))
+    else:
+        place.write_text(json.dumps({**json.loads(place.read_text()), "dev_loss": math.inf}))
+    rope = open_study(out).differences["rope"]
+    assert rope.verdict == "undecided"
+    assert "no finite difference at 1 seed (2)" in rope.sentence
+
+
+def test_only_what_reads_later_tokens_is_said_to_read_the_future(tmp_path: Path) -> None:
+    out = make_study(tmp_path / "s", [Planned("baseline"), Planned("rope")], search=False, measured=False)
+    place = out / "audits/rope.json"
+    found = json.loads(place.read_text())
+    next(one for one in found["findings"] if one["name"] == "padding")["verdict"] = "fails"
+    place.write_text(json.dumps(found))
+    assert headlines(open_study(out))["rope"].startswith("not comparable: it fails honesty (caught by padding)")
 
 
 def test_trainings_that_failed_alike_are_told_together(tmp_path: Path) -> None:

@@ -113,18 +113,34 @@ def test_tasks_are_taken_one_by_one_as_there_is_room_and_those_of_two_processes_
     assert places["take d"] > places["failed wide"]
 
 
-def test_a_cluster_takes_a_task_when_there_is_a_place_and_a_list_at_once(tmp_path, monkeypatch):
-    """What its driver would be sent and say, without one."""
-    names = ["a", "b", "c", "d"]
-    given = [Task(kind="trial", name=name, study="s", arm=name, recipe={}) for name in names]
-    for tasks, before_the_first_end in ((iter(given), 2), (given, 4)):
-        cluster, sent, seen = Cluster(tmp_path, workers=2), [], []
-        monkeypatch.setattr(cluster, "_send", lambda order, sent=sent: sent.append(order["task"]["name"]))
-        replies = iter(names)
-        monkeypatch.setattr(cluster, "_next", lambda replies=replies: {"task": next(replies), "what": "done"})
-        cluster.run(tasks, lambda event, sent=sent, seen=seen: seen.append((event.task, len(sent))))
-        assert seen[0] == ("a", before_the_first_end)
-        assert [name for name, _ in seen] == sent == names
+def test_a_cluster_takes_what_is_still_being_thought_of_as_there_is_room_and_a_list_whole(tmp_path, monkeypatch):
+    """What Ray would say is put in its place."""
+    names = ("a", "b", "wide", "c")
+    made = [
+        Task(kind="trial", name=name, study="s", arm=name, recipe={}, processes=2 if name == "wide" else 1)
+        for name in names
+    ]
+    went, going = [], []
+
+    def told(self, seconds=None):
+        name = going.pop(0)
+        went.append(f"end {name}")
+        return {"task": name, "what": "done"}
+
+    def sent(self, order):
+        went.append(f"take {order['task']['name']}")
+        going.append(order["task"]["name"])
+
+    monkeypatch.setattr(Cluster, "_next", told)
+    monkeypatch.setattr(Cluster, "_send", sent)
+    cluster = Cluster(tmp_path, workers=2)
+    cluster.run(iter(made), lambda event: None)
+    assert went == [
+        "take a", "take b", "end a", "end b", "take wide", "end wide", "take c", "end c",
+    ]  # fmt: skip
+    went.clear()
+    cluster.run(made, lambda event: None)
+    assert went[:4] == [f"take {name}" for name in names]
 
 
 def test_a_task_is_given_up_when_its_search_says_so(tmp_path):

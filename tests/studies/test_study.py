@@ -65,11 +65,14 @@ def test_arms_that_read_other_data_are_found_out(finished, tmp_path):
     changed["hashes"]["order"] = "another"
     try:
         place.write_text(json.dumps(changed))
-        paired = open_study(result.path).paired
+        found = open_study(result.path)
+        paired, rope = found.paired, found.differences["rope"]
     finally:
         place.write_text(kept)
     assert paired.verdict == "fails"
     assert "order of rope, seed 1" in paired.measured
+    assert rope.verdict == "not comparable"
+    assert "not trained and measured on what the baseline was" in rope.sentence
 
 
 def test_loss_beyond_the_block_is_told_or_why_there_is_none(finished):

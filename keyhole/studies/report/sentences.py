@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from keyhole.core.findings import Finding
 from keyhole.studies.prepare import RATE_SEEDS, rate_place
 from keyhole.studies.rates import at_the_edge
 from keyhole.studies.report.tables import prefix_by_seed, prefix_mean
-from keyhole.studies.report.wording import MEASURES, budget, judged, number, rules, untrained
+from keyhole.studies.report.wording import MEASURES, budget, fault, judged, number, rules, untrained
 from keyhole.studies.trial import RESULT
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _unfair(result: StudyResult, arm: ArmResult, found: Difference, honest: Diff
     else:
         loss = arm.mean(result.measure)
         claimed = f"; its {name} of {number(loss)} is no evidence" if loss is not None else ""
-        said = f"not comparable: it reads the future (caught by {', '.join(rules(arm))}){claimed}."
+        said = f"not comparable: it {fault(arm)} (caught by {', '.join(rules(arm))}){claimed}."
     whole, prefix = prefix_mean(arm, "full"), prefix_mean(arm, "prefix")
     if whole is None or prefix is None:
         return said
@@ -58,7 +59,10 @@ def by_prefixes(result: StudyResult) -> dict[str, Difference]:
     baseline = result.plan.baseline
     judged = [baseline, *(name for name, found in result.differences.items() if found.verdict == "not comparable")]
     losses = {name: prefix_by_seed(result.arm(name), "prefix") for name in judged}
-    return compare(baseline, losses) if len(losses) > 1 and any(losses.values()) else {}
+    if len(losses) < 2 or not any(losses.values()):
+        return {}
+    losses = {name: found | dict.fromkeys(result.arm(name).lost, math.nan) for name, found in losses.items()}
+    return compare(baseline, losses, unpaired=result.unpaired)
 
 
 def state(result: StudyResult) -> str:
@@ -96,8 +100,8 @@ def warnings(result: StudyResult) -> list[str]:
     said = []
     if result.paired.verdict != "holds":
         said.append(f"{result.paired.statement}: {result.paired.measured}; {result.paired.remedy}")
-    if not result.arm(result.plan.baseline).honest:
-        said.append(f"the baseline {result.plan.baseline} itself reads the future: nothing can be compared with it")
+    if not (baseline := result.arm(result.plan.baseline)).honest:
+        said.append(f"the baseline {baseline.name} itself {fault(baseline)}: nothing can be compared with it")
     for arm in result.arms:
         said += _ended_badly(arm)
         if ruined(result, arm):
@@ -127,7 +131,7 @@ def reading(result: StudyResult) -> list[str]:
         "Intervals of differences are corrected for "
         f"{compared} arm{'s' * (compared != 1)} by Holm's procedure: a false better or worse has a chance of 5 % in all.",
         "Not distinguishable is no proof of equality; so many seeds would find such a difference 4 times in 5.",
-        "Not comparable: an arm that reads the future. Its loss is struck out; prefix by prefix it cannot cheat.",
+        "Not comparable: an arm that fails honesty. Its loss is struck out; prefix by prefix it cannot read ahead.",
     ]
 
 

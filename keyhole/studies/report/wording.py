@@ -102,6 +102,15 @@ def rules(arm: ArmResult) -> list[str]:
     return list(dict.fromkeys(finding.name or finding.statement for finding in arm.unfair))
 
 
+def fault(arm: ArmResult) -> str:
+    """What an arm that fails honesty does, as far as the rules say that it breaks."""
+    return "reads the future" if set(rules(arm)) & FORESIGHT else "fails honesty"
+
+
+FORESIGHT = {"suffix", "unaligned cuts", "truncation", "future gradient", "canary", "prefix loss"}
+"""The rules that nothing breaks but what reads later tokens."""
+
+
 def changed(changes: dict[str, Any]) -> str:
     """What an arm changes in the base recipe: position = "rope", train.rate = .01."""
     return ", ".join(f"{key.removeprefix('model.')} = {_value(value)}" for key, value in changes.items())
