@@ -192,8 +192,8 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
     out, plan = prepared.out, prepared.plan
     if not known:
         begin_record(out)
+    base, _ = portable(Recipe.load(plan.base), code)  # it may name a part that no arm keeps
     copy_code(code, out)
-    base, _ = portable(Recipe.load(plan.base), code)
     write_atomically(out / BASE, base.to_toml())
     write_atomically(out / STUDY, _as_toml(prepared))
     now = datetime.now(UTC).isoformat(timespec="seconds")

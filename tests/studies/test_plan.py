@@ -177,3 +177,15 @@ def test_a_folder_with_anything_in_it_is_not_written_into(tmp_path):
         prepare(plan, tmp_path / "out", resume=False)
     with pytest.raises(InputError, match="no study to resume"):
         prepare(plan, tmp_path / "other", resume=True)
+
+
+def test_a_part_that_the_base_alone_names_is_kept_as_well(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "my.py").write_text("from torch import nn\n\nclass Mine(nn.Identity):\n    pass\n")
+    arms = {"a": {"model": {"mixer": "softmax"}}, "b": {"model": {"mixer": "linear"}}}
+    plan = load_plan(write_study(source, arms=arms, base={"model": {"mixer": "my.py:Mine"}}))
+    prepare(plan, tmp_path / "out", resume=False)
+    (source / "my.py").unlink()
+    assert load_plan(tmp_path / "out" / "study.toml").arm("b").recipe.model.mixer.name == "linear"
+    assert (tmp_path / "out" / "code" / "my.py").is_file()
