@@ -6,6 +6,7 @@ import shutil
 import pytest
 from fabricated import make_study
 
+from keyhole.cli.main import run
 from keyhole.core.errors import InputError, StorageError
 from keyhole.record.create import STARTING
 from keyhole.record.run import open_run
@@ -155,3 +156,25 @@ def test_a_run_whose_metrics_are_gone_is_named(finished_run):
 def finished_run(tmp_path):
     train(tiny(tmp_path, train_steps=2), tmp_path / "run", quiet=True)
     return tmp_path / "run"
+
+
+def test_what_a_part_prints_does_not_get_into_the_json(tmp_path, capfd):
+    (tmp_path / "my.py").write_text(
+        "from torch import nn\n\n"
+        "class Chats(nn.Module):\n"
+        "    def forward(self, x):\n        print('chatting')\n        return x\n"
+    )
+    path = write_study(tmp_path, arms={"baseline": {"model": {"norm": "my.py:Chats"}}}, study={"seeds": 1})
+    assert run(["study", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["complete"]
+    assert "chatting" in said.err
+
+
+@pytest.mark.parametrize("where", ["__init__", "forward"])
+def test_a_part_that_ends_the_program_is_an_error_and_no_success(tmp_path, capsys, where):
+    (tmp_path / "my.py").write_text(
+        f"import sys\nfrom torch import nn\n\nclass Ends(nn.Module):\n    def {where}(self, *given):\n        sys.exit(0)\n"
+    )
+    assert run(["audit", f"{tmp_path / 'my.py'}:Ends", "--kind", "norm", "--no-canary", "--json"]) == 2
+    assert "SystemExit: 0" in json.loads(capsys.readouterr().out)["error"]
