@@ -126,7 +126,7 @@ class Reader:
             found = self.function(ids_BT.to(self.device), **{key: x.to(self.device) for key, x in options.items()})
         except KeyholeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"the model could not read ids of shape {tuple(ids_BT.shape)}: {first_line(error)}") from error
         found = getattr(found, "logits", found)
         found = found[0] if isinstance(found, tuple | list) and found else found

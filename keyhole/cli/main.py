@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from keyhole.cli import audit, doctor, evaluate, export, importing, parts, report, runs, sample, search, study, train
-from keyhole.cli.output import print_json
+from keyhole.cli.output import answers, json_alone, print_json
 from keyhole.core.errors import KeyholeError, RunStopped, nearest
 
 INTERRUPTED = 130
@@ -139,7 +140,8 @@ def run(arguments: list[str]) -> int:
 
 def _carry_out(arguments: list[str]) -> int:
     try:
-        code = app(args=arguments or ["--help"], prog_name="keyhole", standalone_mode=False)
+        with json_alone() if "--json" in arguments else nullcontext():
+            code = app(args=arguments or ["--help"], prog_name="keyhole", standalone_mode=False)
     except TyperException as error:
         return _tell(arguments, _usage(arguments, error), 2)
     except KeyholeError as error:
@@ -210,7 +212,7 @@ def _known(error: RuntimeError | MemoryError) -> str | None:
 def _mute() -> None:
     """Nobody reads stdout any more: let what is still to be flushed go nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, answers().fileno())
 
 
 def _together() -> bool:

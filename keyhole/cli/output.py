@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -20,15 +23,34 @@ PIPE_WIDTH = 160
 """Columns where the terminal's width is unknown: files and pipes take long lines."""
 
 
+_STDOUT: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Keep stdout for the one JSON object: what else prints meanwhile, such as a part of the user's, goes to stderr."""
+    kept = _STDOUT.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _STDOUT.reset(kept)
+
+
+def answers() -> TextIO:
+    """Where a command's answer goes: stdout, whoever else has been turned away from it."""
+    return _STDOUT.get() or sys.stdout
+
+
 def print_json(value: Any) -> None:
     """One JSON object on stdout. JSON has no infinity and no NaN: they become null."""
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False), file=answers())
 
 
 def print_rows(name: str, rows: list[dict[str, Any]]) -> None:
     """One JSON object that holds a list, one row a line: many rows are quick to write and easy to search."""
     texts = [json.dumps(_finite(row), ensure_ascii=False) for row in rows]
-    typer.echo(f'{{"{name}": [\n' + ",\n".join(texts) + "\n]}" if texts else f'{{"{name}": []}}')
+    typer.echo(f'{{"{name}": [\n' + ",\n".join(texts) + "\n]}" if texts else f'{{"{name}": []}}', file=answers())
 
 
 def console() -> Console:

@@ -67,7 +67,7 @@ class Guarded(nn.Module):
                 return function(*args, **options)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() in a part must not pass for an end in order
             raise InputError(f"{self.kind} {self.name} raised {first_line(error)}") from error
 
     def _checked(self, y: Any, x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Guarded(nn.Module):
         return y.to(x.dtype)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception says, without the lines that would break a sentence."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

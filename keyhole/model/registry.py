@@ -16,7 +16,7 @@ from torch import nn
 
 from keyhole.core.config import Spec
 from keyhole.core.errors import InputError, KeyholeError, nearest
-from keyhole.model.guard import Guarded
+from keyhole.model.guard import Guarded, first_line
 from keyhole.parts.loading import load_from
 
 CATALOGUE: dict[str, dict[str, str]] = {
@@ -96,8 +96,8 @@ def construct(kind: str, spec: Spec, folder: Path, **facts: Any) -> nn.Module:
         part = cls(**given, **options)
     except KeyholeError:
         raise
-    except Exception as error:
-        raise InputError(f"{kind} {spec} could not be built: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{kind} {spec} could not be built: {first_line(error)}") from error
     return part if is_builtin(kind, spec.name) else Guarded(part, kind, spec.name)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from keyhole.audits.prefix import prefix_loss
 from keyhole.core.config import Data
-from keyhole.core.errors import InputError, KeyholeError
+from keyhole.core.errors import InputError, KeyholeError, StorageError
 from keyhole.model.count import count
 from keyhole.model.lm import LM
 from keyhole.record.run import Run, load_weights
@@ -55,6 +55,10 @@ class Peak:
 def measure(run: Run, asked: dict[str, Any], peak: Peak | None) -> dict[str, Any]:
     """Everything that a study's `[measure]` asks of a run."""
     data = open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer)
+    if not run.metrics:
+        raise StorageError(
+            f"{run.path / 'metrics.jsonl'} is damaged or gone; remove {run.path}, and --resume trains it anew"
+        )
     model, last = run.model, run.metrics[-1]
     megabytes = None if peak is None else round(peak.megabytes, 1)
     dev, by_position = _dev(model, data, asked)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keyhole.core.config import Recipe, Spec
 from keyhole.core.errors import InputError, StorageError
@@ -23,6 +23,9 @@ from keyhole.record.create import begin_record, has_begun, portable, refuse_if_n
 from keyhole.studies.match import Size, budgeted, size_of
 from keyhole.studies.plan import Plan, load_plan
 from keyhole.studies.trial import Task
+
+if TYPE_CHECKING:
+    from keyhole.text import Dataset
 
 STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
 LOST = "restore it; without it the study can neither go on nor be told of, but its runs can (keyhole runs)"
@@ -39,6 +42,8 @@ class Prepared:
     recipes: dict[str, Recipe]
     """Of each arm: with its budget and its precision, and paths that lead into the directory."""
     sizes: dict[str, Size]
+    data: dict[str, str]
+    """The hash of each arm's data."""
 
     def audits(self) -> list[Task]:
         """One audit an arm, before it trains."""
@@ -105,18 +110,20 @@ def rate_place(arm: str, rate: float, seed: int) -> str:
 def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
     """Check all that can be checked, then write the study down; a resumed one must still be the study it was."""
     known = _known(out, resume)
-    vocabularies: dict[str, int] = {}
+    opened: dict[str, Dataset] = {}
     code: dict[str, Path] = {}
-    recipes, sizes = {}, {}
+    recipes, sizes, data = {}, {}, {}
     precision = known.get("precision") or _precision(plan)
     for arm in plan.arms:
-        size = sizes[arm.name] = size_of(arm, _vocab(arm.recipe, vocabularies))
+        dataset = _opened(arm.recipe, opened)
+        data[arm.name] = dataset.hash
+        size = sizes[arm.name] = size_of(arm, dataset.vocab)
         recipe, _ = portable(budgeted(arm, plan.budget, size), code)
         if recipe.train.precision == "auto":
             # Probed once: a noisy probe must not give arms of one study different arithmetic.
             recipe = recipe.replace({"train.precision": precision})
         recipes[arm.name] = recipe
-    prepared = Prepared(plan, out, recipes, sizes)
+    prepared = Prepared(plan, out, recipes, sizes, data)
     if resume:
         _refuse_if_changed(prepared, known, code)
     _write(prepared, known, code, precision)
@@ -144,13 +151,13 @@ def read_known(out: Path) -> dict[str, Any]:
     return known
 
 
-def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
-    """How many tokens an arm's data has. Opened here first, so that no two workers fill the same cache."""
+def _opened(recipe: Recipe, seen: dict[str, Dataset]) -> Dataset:
+    """An arm's data. Opened here first, so that no two workers fill the same cache."""
     from keyhole.text import open_dataset
 
     key = recipe.data.model_dump_json()
     if key not in seen:
-        seen[key] = open_dataset(recipe.data, recipe.folder).vocab
+        seen[key] = open_dataset(recipe.data, recipe.folder)
     return seen[key]
 
 
@@ -176,6 +183,11 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
         before = known["arms"].get(name, {}).get("recipe")
         if before is None:
             continue
+        if known["arms"][name].get("data", prepared.data[name]) != prepared.data[name]:
+            raise InputError(
+                f"the text of arm {name} changed since {prepared.out} was started, and its seeds would not be of one "
+                f"kind: bring {recipe.data.source.name} back, or give --out another folder"
+            )
         now = _plain(recipe.model_dump())
         for section, values in before.items():
             for key, value in values.items():
@@ -205,6 +217,7 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "parameters": prepared.sizes[arm.name].parameters,
             "flops_per_token": prepared.sizes[arm.name].flops_per_token,
             "processes": arm.processes,
+            "data": prepared.data[arm.name],
         }
         for arm in plan.arms
     }

@@ -215,7 +215,7 @@ def open_study(path: str | Path) -> StudyResult:
     plan = stored_plan(path)
     known = read_known(path)
     failures = read_object(path / FAILURES, remedy=_anew(path)) if (path / FAILURES).is_file() else {}
-    prepared = Prepared(plan, path, {}, {})
+    prepared = Prepared(plan, path, {}, {}, {})
     arms = [_arm(prepared, arm.name, known["arms"][arm.name], failures) for arm in plan.arms]
     return StudyResult(path, plan, arms, known)
 

@@ -6,15 +6,20 @@ import shutil
 import pytest
 from fabricated import make_study
 
+from keyhole.cli.main import run
 from keyhole.core.errors import InputError, StorageError
 from keyhole.record.create import STARTING
+from keyhole.record.run import open_run
 from keyhole.studies import prepare as preparing
+from keyhole.studies.measure import measure
 from keyhole.studies.plan import parse_plan
-from keyhole.studies.prepare import KNOWN, STUDY, prepare, rate_place
+from keyhole.studies.prepare import KNOWN, STUDY, loss_alone, prepare, rate_place
 from keyhole.studies.result import open_study
 from keyhole.studies.searching import _default_out as default_search_out
 from keyhole.studies.study import default_out, load_plan, study
+from keyhole.training.loop import train
 from tests.studies.study_helpers import write_study
+from tests.training.training_helpers import tiny
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +133,48 @@ def test_a_file_of_parts_that_ends_the_program_is_told_of(tmp_path):
     path = write_study(tmp_path, arms={"baseline": {}, "mine": {"model": {"mixer": "my.py:Mine"}}})
     with pytest.raises(InputError, match=r"my\.py could not be loaded: SystemExit: 0"):
         study(path, tmp_path / "out", quiet=True)
+
+
+def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
+    path, out = write_study(tmp_path / "source"), tmp_path / "out"
+    out.mkdir()
+    plan = load_plan(path)
+    prepare(plan, out, resume=False)
+    prepare(plan, out, resume=True)
+    (path.parent / "text.txt").write_text("Quite another text. " * 200)
+    with pytest.raises(InputError, match="the text of arm baseline changed since"):
+        prepare(plan, out, resume=True)
+
+
+def test_a_run_whose_metrics_are_gone_is_named(finished_run):
+    (finished_run / "metrics.jsonl").write_text("{half")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl is damaged or gone; remove .*--resume trains it anew"):
+        measure(open_run(finished_run), loss_alone(0), None)
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    train(tiny(tmp_path, train_steps=2), tmp_path / "run", quiet=True)
+    return tmp_path / "run"
+
+
+def test_what_a_part_prints_does_not_get_into_the_json(tmp_path, capfd):
+    (tmp_path / "my.py").write_text(
+        "from torch import nn\n\n"
+        "class Chats(nn.Module):\n"
+        "    def forward(self, x):\n        print('chatting')\n        return x\n"
+    )
+    path = write_study(tmp_path, arms={"baseline": {"model": {"norm": "my.py:Chats"}}}, study={"seeds": 1})
+    assert run(["study", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["complete"]
+    assert "chatting" in said.err
+
+
+@pytest.mark.parametrize("where", ["__init__", "forward"])
+def test_a_part_that_ends_the_program_is_an_error_and_no_success(tmp_path, capsys, where):
+    (tmp_path / "my.py").write_text(
+        f"import sys\nfrom torch import nn\n\nclass Ends(nn.Module):\n    def {where}(self, *given):\n        sys.exit(0)\n"
+    )
+    assert run(["audit", f"{tmp_path / 'my.py'}:Ends", "--kind", "norm", "--no-canary", "--json"]) == 2
+    assert "SystemExit: 0" in json.loads(capsys.readouterr().out)["error"]
