@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keyhole.core.config import Recipe, Spec
 from keyhole.core.errors import InputError
@@ -21,12 +21,13 @@ from keyhole.core.files import read_json, sha256, storage_errors, write_atomical
 from keyhole.core.toml import dotted, to_toml
 from keyhole.record.create import portable
 from keyhole.studies.match import Size, budgeted, size_of
-from keyhole.studies.plan import Plan, load_plan
-from keyhole.studies.trial import Task
+from keyhole.studies.plan import RATE_SEEDS, Plan, load_plan
+from keyhole.studies.trial import RESULT, Task
+
+if TYPE_CHECKING:
+    from keyhole.text import Dataset
 
 STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
-RATE_SEEDS = 10_000
-"""The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Prepared:
     recipes: dict[str, Recipe]
     """Of each arm: with its budget and its precision, and paths that lead into the directory."""
     sizes: dict[str, Size]
+    data: dict[str, str] = field(default_factory=dict)
+    """Of each arm: the hash of the text that it reads, as it is now."""
 
     def audits(self) -> list[Task]:
         """One audit an arm, before it trains."""
@@ -103,18 +106,20 @@ def rate_place(arm: str, rate: float, seed: int) -> str:
 def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
     """Check all that can be checked, then write the study down; a resumed one must still be the study it was."""
     known = _known(out, resume)
-    vocabularies: dict[str, int] = {}
+    opened: dict[str, Dataset] = {}
     code: dict[str, Path] = {}
-    recipes, sizes = {}, {}
+    recipes, sizes, data = {}, {}, {}
     precision = known.get("precision") or _precision(plan)
     for arm in plan.arms:
-        size = sizes[arm.name] = size_of(arm, _vocab(arm.recipe, vocabularies))
+        text = _open(arm.recipe, opened)
+        data[arm.name] = text.hash
+        size = sizes[arm.name] = size_of(arm, text)
         recipe, _ = portable(budgeted(arm, plan.budget, size), code)
         if recipe.train.precision == "auto":
             # Probed once: a noisy probe must not give arms of one study different arithmetic.
             recipe = recipe.replace({"train.precision": precision})
         recipes[arm.name] = recipe
-    prepared = Prepared(plan, out, recipes, sizes)
+    prepared = Prepared(plan, out, recipes, sizes, data)
     if resume:
         _refuse_if_changed(prepared, known, code)
     _write(prepared, known, code, precision)
@@ -132,14 +137,14 @@ def _known(out: Path, resume: bool) -> dict[str, Any]:
     return read_json(out / KNOWN) if there else {}
 
 
-def _vocab(recipe: Recipe, seen: dict[str, int]) -> int:
-    """How many tokens an arm's data has. Opened here first, so that no two workers fill the same cache."""
+def _open(recipe: Recipe, opened: dict[str, Dataset]) -> Dataset:
+    """What an arm reads. Opened here first, so that no two workers fill the same cache."""
     from keyhole.text import open_dataset
 
     key = recipe.data.model_dump_json()
-    if key not in seen:
-        seen[key] = open_dataset(recipe.data, recipe.folder).vocab
-    return seen[key]
+    if key not in opened:
+        opened[key] = open_dataset(recipe.data, recipe.folder)
+    return opened[key]
 
 
 def _precision(plan: Plan) -> str:
@@ -161,9 +166,9 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
         if known["code"].get(name) not in (None, sha256(source)):
             raise InputError(f"{source} changed since {prepared.out} was started; resume with {prepared.out / STUDY}")
     for name, recipe in prepared.recipes.items():
-        before = known["arms"].get(name, {}).get("recipe")
-        if before is None:
+        if name not in known["arms"]:
             continue
+        before = known["arms"][name]["recipe"]
         now = _plain(recipe.model_dump())
         for section, values in before.items():
             for key, value in values.items():
@@ -172,8 +177,34 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
                         f"arm {name} changed: {section}.{key} was {value!r} when {prepared.out} was started and is "
                         f"{now[section][key]!r} now; give --out another folder"
                     )
+        _refuse_other_terms(prepared, name, known)
     if missing := known["arms"].keys() - prepared.recipes.keys():
         raise InputError(f"arm {sorted(missing)[0]} of {prepared.out} is gone; resume with {prepared.out / STUDY}")
+
+
+def _refuse_other_terms(prepared: Prepared, name: str, known: dict[str, Any]) -> None:
+    """What an arm reads, which rates it searches and how many processes train it stand in no recipe."""
+    terms = {"data": "the text it reads", "rates": "the rates it searches", "processes": "the number of its processes"}
+    now = _terms(prepared, name)
+    for key, what in terms.items():
+        if known["arms"][name].get(key, now[key]) != now[key]:
+            raise InputError(
+                f"arm {name} changed: {what} {'are' if key == 'rates' else 'is'} not what it was when {prepared.out} was "
+                "started; give --out another folder"
+            )
+
+
+def _terms(prepared: Prepared, name: str) -> dict[str, Any]:
+    arm, search = prepared.plan.arm(name), prepared.plan.file.rates
+    rates = {"values": list(arm.rates), "seeds": search.seeds} if search else None
+    return {"data": prepared.data[name], "rates": rates, "processes": arm.processes}
+
+
+def _seeds_before(prepared: Prepared, known: dict[str, Any]) -> list[list[int]]:
+    """The seeds that the study had at earlier times when some of its results could be seen."""
+    before, last = known.get("seeds_before", []), known.get("seeds")
+    seen = any((prepared.out / "runs").glob(f"*/*/{RESULT}"))
+    return [*before, last] if last and last != list(prepared.plan.seeds) and seen else before
 
 
 def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
@@ -190,7 +221,7 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "recipe": _plain(prepared.recipes[arm.name].model_dump()),
             "parameters": prepared.sizes[arm.name].parameters,
             "flops_per_token": prepared.sizes[arm.name].flops_per_token,
-            "processes": arm.processes,
+            **_terms(prepared, arm.name),
         }
         for arm in plan.arms
     }
@@ -201,6 +232,8 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "started": known.get("started", now),
             "command": known.get("command", sys.argv),
             "precision": precision,
+            "seeds": list(plan.seeds),
+            "seeds_before": _seeds_before(prepared, known),
             "code": known.get("code", {}) | {name: sha256(source) for name, source in code.items()},
             "arms": arms,
         },

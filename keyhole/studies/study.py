@@ -23,7 +23,7 @@ from keyhole.studies.display import Board, choose_board
 from keyhole.studies.execute import Executor, build_executor
 from keyhole.studies.plan import Plan, load_plan
 from keyhole.studies.prepare import STUDY, Prepared, prepare
-from keyhole.studies.rates import choose
+from keyhole.studies.rates import settle
 from keyhole.studies.result import FAILURES, StudyResult, open_study
 from keyhole.studies.trial import Event, Task
 
@@ -74,14 +74,13 @@ class _Conduct:
         """All stages, one after the other."""
         prepared = self.prepared
         audits, rates = prepared.audits(), prepared.rates()
-        trials = prepared.trials(dict.fromkeys((arm.name for arm in prepared.plan.arms), None))
-        self.board.begin(prepared.plan, self.executor.where, [*audits, *rates, *trials])
+        chosen: dict[str, float | None] = dict.fromkeys(arm.name for arm in prepared.plan.arms)
+        self.board.begin(prepared.plan, self.executor.where, [*audits, *rates, *prepared.trials(chosen)])
         self._carry_out(audits)
         self._carry_out(rates)
-        chosen = {arm.name: choose(prepared.plan, prepared.out, arm.name)[1] for arm in prepared.plan.arms}
         if rates:
             # An arm that diverges at every rate has nothing to be trained with; its search says so.
-            chosen = {arm: rate for arm, rate in chosen.items() if rate is not None}
+            chosen = {**settle(prepared.plan, prepared.out)}
         self._carry_out(prepared.trials(chosen))
         write_json(prepared.out / FAILURES, self.failures)
 

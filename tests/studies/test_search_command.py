@@ -117,7 +117,8 @@ def test_a_cluster_takes_what_is_still_being_thought_of_as_there_is_room_and_a_l
     """What Ray would say is put in its place."""
     names = ("a", "b", "wide", "c")
     made = [
-        Task(kind="trial", name=name, study="s", arm=name, recipe={}, processes=2 if name == "wide" else 1) for name in names
+        Task(kind="trial", name=name, study="s", arm=name, recipe={}, processes=2 if name == "wide" else 1)
+        for name in names
     ]
     went, going = [], []
 
@@ -133,12 +134,12 @@ def test_a_cluster_takes_what_is_still_being_thought_of_as_there_is_room_and_a_l
     monkeypatch.setattr(Cluster, "_next", told)
     monkeypatch.setattr(Cluster, "_send", sent)
     cluster = Cluster(tmp_path, workers=2)
-    cluster.run(iter(made), lambda event: None)
+    cluster.run(iter(made), lambda _: None)
     assert went == [
         "take a", "take b", "end a", "end b", "take wide", "end wide", "take c", "end c",
     ]  # fmt: skip
     went.clear()
-    cluster.run(made, lambda event: None)
+    cluster.run(made, lambda _: None)
     assert went[:4] == [f"take {name}" for name in names]
 
 
