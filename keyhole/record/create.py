@@ -44,6 +44,7 @@ def start_record(out: Path, recipe: Recipe, dataset: Dataset, notes: dict[str, A
 def begin_record(out: Path) -> None:
     """Mark a directory as one in which a record is being begun: whoever is cut off now leaves nothing to go on with."""
     with storage_errors(out, "beginning in"):
+        out.mkdir(parents=True, exist_ok=True)
         (out / STARTING).touch()
 
 

@@ -72,7 +72,6 @@ def test_an_arm_whose_audit_ends_its_worker_is_not_trained_and_says_why(tmp_path
 
 def test_a_beginning_that_was_cut_off_is_begun_again(tmp_path, monkeypatch):
     plan, out = load_plan(write_study(tmp_path / "source")), tmp_path / "out"
-    out.mkdir()
 
     def full(*given):
         raise StorageError("no space left")
@@ -140,7 +139,6 @@ def test_a_file_of_parts_that_ends_the_program_is_told_of(tmp_path):
 
 def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
     path, out = write_study(tmp_path / "source"), tmp_path / "out"
-    out.mkdir()
     plan = load_plan(path)
     prepare(plan, out, resume=False)
     prepare(plan, out, resume=True)
