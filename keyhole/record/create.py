@@ -11,7 +11,7 @@ from typing import Any
 
 from keyhole.core.config import Recipe, Spec
 from keyhole.core.errors import InputError
-from keyhole.core.files import read_json, sha256, storage_errors, write_atomically, write_json
+from keyhole.core.files import read_object, sha256, storage_errors, write_atomically, write_json
 from keyhole.parts.loading import resolve_file
 from keyhole.record.environment import RECIPE_DIGEST, environment, text_digest
 from keyhole.text import Dataset, save_tokenizer
@@ -87,7 +87,7 @@ def refuse_if_changed(out: Path, recipe: Recipe, dataset_hash: str) -> None:
             f"the recipe changed: {key} is {before!r} in {out} and {after!r} now; "
             "resume with the run's own recipe.toml, or start a new run with another --out"
         )
-    known = read_json(out / "environment.json")
+    known = read_object(out / "environment.json", "data", "code")
     if known["data"]["hash"] != dataset_hash:
         raise InputError(f"the data changed since {out} was started; start a new run with another --out")
     for name, source in code.items():

@@ -7,6 +7,7 @@ import pytest
 from fabricated import make_study
 
 from keyhole.cli.main import run
+from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
 from keyhole.record.create import STARTING
 from keyhole.record.run import open_run
@@ -16,6 +17,8 @@ from keyhole.studies.plan import parse_plan
 from keyhole.studies.prepare import KNOWN, STUDY, loss_alone, prepare, rate_place
 from keyhole.studies.result import open_study
 from keyhole.studies.search.conduct import _default_out as default_search_out
+from keyhole.studies.search.engine import Search
+from keyhole.studies.search.plan import SearchPlan
 from keyhole.studies.study import default_out, load_plan, study
 from keyhole.training.loop import train
 from tests.studies.study_helpers import write_study
@@ -69,7 +72,6 @@ def test_an_arm_whose_audit_ends_its_worker_is_not_trained_and_says_why(tmp_path
 
 def test_a_beginning_that_was_cut_off_is_begun_again(tmp_path, monkeypatch):
     plan, out = load_plan(write_study(tmp_path / "source")), tmp_path / "out"
-    out.mkdir()
 
     def full(*given):
         raise StorageError("no space left")
@@ -137,7 +139,6 @@ def test_a_file_of_parts_that_ends_the_program_is_told_of(tmp_path):
 
 def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
     path, out = write_study(tmp_path / "source"), tmp_path / "out"
-    out.mkdir()
     plan = load_plan(path)
     prepare(plan, out, resume=False)
     prepare(plan, out, resume=True)
@@ -178,3 +179,14 @@ def test_a_part_that_ends_the_program_is_an_error_and_no_success(tmp_path, capsy
     )
     assert run(["audit", f"{tmp_path / 'my.py'}:Ends", "--kind", "norm", "--no-canary", "--json"]) == 2
     assert "SystemExit: 0" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{"])
+def test_a_damaged_record_of_a_search_is_named(tmp_path, content):
+    values = {"search": {"recipe": "none", "trials": 1}, "space": {"model.layers": {"low": 1, "high": 3}}}
+    plan = SearchPlan.parse(values, recipe=Recipe())
+    with Search(plan, tmp_path):
+        pass
+    (tmp_path / "search.json").write_text(content)
+    with pytest.raises(StorageError, match=r"search\.json is damaged .*; restore it, or give --out another folder"):
+        Search(plan, tmp_path)

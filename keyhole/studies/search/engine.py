@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
-from keyhole.core.files import read_json, storage_errors, write_json
+from keyhole.core.files import read_object, storage_errors, write_json
 from keyhole.studies.search.plan import SearchPlan
 from keyhole.studies.search.sampler import Sampler, Trial, decode, frozen, load_optuna
 from keyhole.studies.search.space import Settings
@@ -274,7 +274,7 @@ def refuse_if_changed(plan: SearchPlan, folder: Path) -> None:
     path, mine = folder / KNOWN, plan.identity()
     if not path.exists():
         return
-    theirs = read_json(path)
+    theirs = read_object(path, *mine, remedy="restore it, or give --out another folder")
     changed = sorted(key for key in mine if theirs.get(key) != _as_json(mine[key]))
     if changed:
         raise InputError(

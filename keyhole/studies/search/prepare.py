@@ -12,7 +12,7 @@ from pathlib import Path
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError
-from keyhole.core.files import read_json, sha256, write_atomically
+from keyhole.core.files import read_object, sha256, write_atomically
 from keyhole.core.toml import to_toml
 from keyhole.record.create import begin_record, refuse_if_not_new
 from keyhole.studies.prepare import best_precision, copy_code
@@ -29,7 +29,7 @@ def prepare_search(plan: SearchPlan, out: Path, *, resume: bool) -> SearchPlan:
     values, code, recipe = plan.portable()
     if recipe.train.precision == "auto" and "train.precision" not in values["space"]:
         # Probed once: a noisy probe must not give trials of one search different arithmetic.
-        known = read_json(out / KNOWN)["recipe"]["train"]["precision"] if resume else best_precision()
+        known = read_object(out / KNOWN, "recipe")["recipe"]["train"]["precision"] if resume else best_precision()
         recipe = recipe.replace({"train.precision": known})
     if not resume:
         # Nothing is left behind where no trial can be made, and no two workers make the same text ready at once.
