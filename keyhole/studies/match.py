@@ -7,13 +7,19 @@ backward passes multiply twice as much.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, KeyholeError
 from keyhole.studies.plan import Arm
 
+if TYPE_CHECKING:
+    from keyhole.text import Dataset
+    from keyhole.text.dataset import Ints
+
 TRAINING_FLOPS = 3
+SAMPLES = 256
+"""How many of the first training samples stand for all of them."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +28,30 @@ class Size:
 
     parameters: int
     flops_per_token: float | None
-    """Of a forward pass; None where a part does not declare its cost."""
+    """Of a forward pass, for each token that is read; None where a part does not declare its cost."""
+    read_per_target: float
+    """How many tokens are read, padding too, for each one that is foretold: 1 in text, more where only answers count."""
 
 
-def size_of(arm: Arm, vocab: int) -> Size:
+def read_per_target(targets: Ints) -> float:
+    """The share of targets in a batch, turned over."""
+    from keyhole.text import NO_TARGET
+
+    return targets.size / max(1, int((targets != NO_TARGET).sum()))
+
+
+def size_of(arm: Arm, text: Dataset) -> Size:
     """Build an arm's model once: it is counted, and what cannot be built is refused before anything trains."""
     from keyhole.model.count import count
     from keyhole.model.lm import build
 
-    block = arm.recipe.data.block
+    _, targets = text.batch(0, SAMPLES)
+    time = targets.shape[1]
     try:
-        counted = count(build(arm.recipe, vocab), block)
+        counted = count(build(arm.recipe, text.vocab), time)
     except KeyholeError as error:
         raise InputError(f"arm {arm.name}: {error}") from error
-    return Size(counted.total, None if counted.flops is None else counted.flops / block)
+    return Size(counted.total, None if counted.flops is None else counted.flops / time, read_per_target(targets))
 
 
 def budgeted(arm: Arm, budget: tuple[str, float] | None, size: Size) -> Recipe:
@@ -50,7 +66,8 @@ def budgeted(arm: Arm, budget: tuple[str, float] | None, size: Size) -> Recipe:
             f"arm {arm.name} has a part that declares no cost, so its FLOPs cannot be matched; "
             "give the part cost() (or flops()), or give the budget in steps, tokens or seconds"
         )
-    return arm.recipe.replace({"train.tokens": max(1, round(amount / (TRAINING_FLOPS * size.flops_per_token)))})
+    each = TRAINING_FLOPS * size.flops_per_token * size.read_per_target
+    return arm.recipe.replace({"train.tokens": max(1, round(amount / each))})
 
 
 def unequal(rows: dict[str, dict[str, Any]], baseline: str) -> list[str]:

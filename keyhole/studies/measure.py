@@ -5,6 +5,8 @@ Legend: B rows, T tokens.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import math
 import resource
@@ -22,12 +24,10 @@ from keyhole.core.errors import InputError, KeyholeError, StorageError
 from keyhole.model.count import count
 from keyhole.model.lm import LM
 from keyhole.record.run import Run, load_weights
-from keyhole.studies.match import TRAINING_FLOPS
+from keyhole.studies.match import SAMPLES, TRAINING_FLOPS, read_per_target
 from keyhole.text import NO_TARGET, Batch, Dataset, open_dataset
 from keyhole.use.evaluate import Score, summary, text_batches, token_losses
 
-ORDER_SAMPLES = 256
-"""How many of the first training samples name the order of the data."""
 PAST_TOKENS = 8192
 """About how many tokens beyond the trained length are foretold, whatever the length."""
 SHOWN_POSITIONS = 128
@@ -35,21 +35,33 @@ SHOWN_POSITIONS = 128
 
 
 class Peak:
-    """The most memory that this process held since the object was made, where the system tells."""
+    """The most memory that training held since the object was made: on the GPU where there is one, else of this process.
+
+    What the process already holds counts, Python and torch first of all; what earlier tasks left over is given back before.
+    """
 
     def __init__(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with suppress(OSError, AttributeError):  # where the C library keeps what is free, it counts
+            ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):  # the peak is then that of the whole process
             Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def megabytes(self) -> float:
         """In MB."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() / 1e6
         try:
             lines = Path("/proc/self/status").read_text().splitlines()
-            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
+            kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+            return kibibytes * 1024 / 1e6
         except (OSError, StopIteration):
             usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return usage / (1e6 if sys.platform == "darwin" else 1e3)
+            return usage / 1e6 if sys.platform == "darwin" else usage * 1024 / 1e6
 
 
 def measure(run: Run, asked: dict[str, Any], peak: Peak | None) -> dict[str, Any]:
@@ -76,7 +88,7 @@ def measure(run: Run, asked: dict[str, Any], peak: Peak | None) -> dict[str, Any
         "memory_mb": megabytes,
         "hashes": hashes(data, asked["tokens"]),
     }
-    found |= _size(model, run.recipe.data.block, last["tokens"])
+    found |= _size(model, data, last["tokens"])
     found |= by_position
     if asked["windows"]:
         found["prefix"] = _prefix(model, _windows(data, asked["windows"]))
@@ -90,18 +102,19 @@ def hashes(data: Dataset, tokens: int) -> dict[str, str]:
     evaluated = hashlib.sha256()
     for x, y in data.dev(rows=32, tokens=tokens):
         evaluated.update(x.tobytes() + y.tobytes())
-    x, y = data.batch(0, ORDER_SAMPLES)
+    x, y = data.batch(0, SAMPLES)
     order = hashlib.sha256(x.tobytes() + y.tobytes())
     return {"data": data.hash[:16], "order": order.hexdigest()[:16], "evaluated": evaluated.hexdigest()[:16]}
 
 
-def _size(model: LM, block: int, tokens: int) -> dict[str, Any]:
-    counted = count(model, block)
-    each = None if counted.flops is None else counted.flops / block
+def _size(model: LM, data: Dataset, tokens: int) -> dict[str, Any]:
+    _, targets = data.batch(0, SAMPLES)
+    counted = count(model, targets.shape[1])
+    each = None if counted.flops is None else counted.flops / targets.shape[1]
     return {
         "parameters": counted.total,
         "flops_per_token": each,
-        "flops": None if each is None else TRAINING_FLOPS * each * tokens,
+        "flops": None if each is None else TRAINING_FLOPS * each * tokens * read_per_target(targets),
     }
 
 
@@ -139,7 +152,13 @@ def _windows(data: Dataset, count: int) -> Batch:
 
 def _prefix(model: LM, windows: Batch) -> dict[str, Any]:
     scored = prefix_loss(model, *windows)
-    return {"full": scored.full, "prefix": scored.prefix, "gap": scored.gap, "windows": len(windows[0])}
+    return {
+        "full": scored.full,
+        "prefix": scored.prefix,
+        "gap": scored.gap,
+        "worst": scored.worst,
+        "windows": len(windows[0]),
+    }
 
 
 def _text(run: Run, text: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ from keyhole.parts.loading import resolve_file
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 SECTIONS = ("data", "model", "train")
+RATE_SEEDS = 10_000
+"""The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
 
 
 class StudySection(Section):
@@ -218,6 +220,8 @@ def _plan(file: StudyFile, name: str, folder: Path) -> Plan:
     baseline = file.study.baseline or next(iter(file.arms))
     if baseline not in file.arms:
         raise InputError(f"baseline = {baseline!r} is no arm{nearest(baseline, file.arms)}")
+    if file.rates and max(file.study.seed_list) >= RATE_SEEDS:
+        raise InputError(f"seeds from {RATE_SEEDS} on are those that [rates] chooses with; take smaller ones for the study")
     source = beside(file.study.recipe, folder)
     base = Recipe.load(source)
     shared = with_places(file.set.flat(), folder)
@@ -252,7 +256,9 @@ def _rates(key: str, section: ArmSection, search: RatesSection | None) -> tuple[
     if section.rates is not None and search is None:
         raise InputError(f"arm {key} has rates, and nothing searches them; write [rates] with values for all arms")
     found = (section.rates or search.values) if search else []
-    if search and (len(found) != len(search.values) or len(set(found)) != len(found) or min(found) <= 0):
+    if search and (
+        len(found) != len(search.values) or len({f"{rate:g}" for rate in found}) != len(found) or min(found) <= 0
+    ):
         raise InputError(
             f"arm {key} tries the rates {found}; give {len(search.values)} different ones above 0, as every arm has as many"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +21,14 @@ from keyhole.core.files import read_object, sha256, storage_errors, write_atomic
 from keyhole.core.toml import dotted, to_toml
 from keyhole.record.create import begin_record, has_begun, portable, refuse_if_not_new
 from keyhole.studies.match import Size, budgeted, size_of
-from keyhole.studies.plan import Plan, load_plan
-from keyhole.studies.trial import Task
+from keyhole.studies.plan import RATE_SEEDS, Plan, load_plan
+from keyhole.studies.trial import RESULT, Task
 
 if TYPE_CHECKING:
     from keyhole.text import Dataset
 
 STUDY, BASE, KNOWN = "study.toml", "base.toml", "study.json"
 LOST = "restore it; without it the study can neither go on nor be told of, but its runs can (keyhole runs)"
-RATE_SEEDS = 10_000
-"""The first seed of a search of rates: no study's own seed, so that nothing is chosen by what it is judged on."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ class Prepared:
     recipes: dict[str, Recipe]
     """Of each arm: with its budget and its precision, and paths that lead into the directory."""
     sizes: dict[str, Size]
-    data: dict[str, str]
-    """The hash of each arm's data."""
+    data: dict[str, str] = field(default_factory=dict)
+    """Of each arm: the hash of the text that it reads, as it is now."""
 
     def audits(self) -> list[Task]:
         """One audit an arm, before it trains."""
@@ -117,7 +115,7 @@ def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
     for arm in plan.arms:
         dataset = _opened(arm.recipe, opened)
         data[arm.name] = dataset.hash
-        size = sizes[arm.name] = size_of(arm, dataset.vocab)
+        size = sizes[arm.name] = size_of(arm, dataset)
         recipe, _ = portable(budgeted(arm, plan.budget, size), code)
         if recipe.train.precision == "auto":
             # Probed once: a noisy probe must not give arms of one study different arithmetic.
@@ -180,9 +178,9 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
         if known["code"].get(name) not in (None, sha256(source)):
             raise InputError(f"{source} changed since {prepared.out} was started; resume with {prepared.out / STUDY}")
     for name, recipe in prepared.recipes.items():
-        before = known["arms"].get(name, {}).get("recipe")
-        if before is None:
+        if name not in known["arms"]:
             continue
+        before = known["arms"][name]["recipe"]
         if known["arms"][name].get("data", prepared.data[name]) != prepared.data[name]:
             raise InputError(
                 f"the text of arm {name} changed since {prepared.out} was started, and its seeds would not be of one "
@@ -196,8 +194,34 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
                         f"arm {name} changed: {section}.{key} was {value!r} when {prepared.out} was started and is "
                         f"{now[section][key]!r} now; give --out another folder"
                     )
+        _refuse_other_terms(prepared, name, known)
     if missing := known["arms"].keys() - prepared.recipes.keys():
         raise InputError(f"arm {sorted(missing)[0]} of {prepared.out} is gone; resume with {prepared.out / STUDY}")
+
+
+def _refuse_other_terms(prepared: Prepared, name: str, known: dict[str, Any]) -> None:
+    """Which rates an arm searches and how many processes train it stand in no recipe."""
+    terms = {"rates": "the rates it searches", "processes": "the number of its processes"}
+    now = _terms(prepared, name)
+    for key, what in terms.items():
+        if known["arms"][name].get(key, now[key]) != now[key]:
+            raise InputError(
+                f"arm {name} changed: {what} {'are' if key == 'rates' else 'is'} not what it was when {prepared.out} was "
+                "started; give --out another folder"
+            )
+
+
+def _terms(prepared: Prepared, name: str) -> dict[str, Any]:
+    arm, search = prepared.plan.arm(name), prepared.plan.file.rates
+    rates = {"values": list(arm.rates), "seeds": search.seeds} if search else None
+    return {"data": prepared.data[name], "rates": rates, "processes": arm.processes}
+
+
+def _seeds_before(prepared: Prepared, known: dict[str, Any]) -> list[list[int]]:
+    """The seeds that the study had at earlier times when some of its results could be seen."""
+    before, last = known.get("seeds_before", []), known.get("seeds")
+    seen = any((prepared.out / "runs").glob(f"*/*/{RESULT}"))
+    return [*before, last] if last and last != list(prepared.plan.seeds) and seen else before
 
 
 def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], precision: str) -> None:
@@ -216,8 +240,7 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "recipe": _plain(prepared.recipes[arm.name].model_dump()),
             "parameters": prepared.sizes[arm.name].parameters,
             "flops_per_token": prepared.sizes[arm.name].flops_per_token,
-            "processes": arm.processes,
-            "data": prepared.data[arm.name],
+            **_terms(prepared, arm.name),
         }
         for arm in plan.arms
     }
@@ -228,6 +251,8 @@ def _write(prepared: Prepared, known: dict[str, Any], code: dict[str, Path], pre
             "started": known.get("started", now),
             "command": known.get("command", sys.argv),
             "precision": precision,
+            "seeds": list(plan.seeds),
+            "seeds_before": _seeds_before(prepared, known),
             "code": known.get("code", {}) | {name: sha256(source) for name, source in code.items()},
             "arms": arms,
         },

@@ -23,7 +23,7 @@ from keyhole.studies.display import Board, choose_board
 from keyhole.studies.execute import Executor, build_executor, refuse_executor
 from keyhole.studies.plan import Plan, load_plan
 from keyhole.studies.prepare import KNOWN, STUDY, Prepared, prepare
-from keyhole.studies.rates import choose
+from keyhole.studies.rates import settle
 from keyhole.studies.result import FAILURES, StudyResult, open_study
 from keyhole.studies.trial import Event, Task
 
@@ -78,15 +78,15 @@ class _Conduct:
         """All stages, one after the other."""
         prepared = self.prepared
         audits, rates = prepared.audits(), prepared.rates()
-        trials = prepared.trials(dict.fromkeys((arm.name for arm in prepared.plan.arms), None))
+        chosen: dict[str, float | None] = dict.fromkeys(arm.name for arm in prepared.plan.arms)
+        trials = prepared.trials(chosen)
         self.board.begin(prepared.plan, self.executor.where, [*audits, *rates, *trials])
         self._carry_out(audits)
         unaudited = self._unaudited(audits, trials)
         self._carry_out([task for task in rates if task.arm not in unaudited])
-        chosen = {arm.name: choose(prepared.plan, prepared.out, arm.name)[1] for arm in prepared.plan.arms}
         if rates:
             # An arm that diverges at every rate has nothing to be trained with; its search says so.
-            chosen = {arm: rate for arm, rate in chosen.items() if rate is not None}
+            chosen = {**settle(prepared.plan, prepared.out)}
         chosen = {arm: rate for arm, rate in chosen.items() if arm not in unaudited}
         self._carry_out(prepared.trials(chosen))
         write_json(prepared.out / FAILURES, self.failures)

@@ -124,10 +124,11 @@ def _audit(recipe: Recipe) -> dict[str, Any]:
 
 
 def _trial(task: Task, recipe: Recipe, out: Path, tell: Tell) -> dict[str, Any]:
+    from keyhole.record.metrics import read_metrics
     from keyhole.record.run import open_run
     from keyhole.studies.measure import Peak, measure
 
-    peak = Peak()
+    before, peak = read_metrics(out), Peak()
     try:
         _train(task, recipe, out, tell)
     except RunStopped as stopped:
@@ -136,8 +137,10 @@ def _trial(task: Task, recipe: Recipe, out: Path, tell: Tell) -> dict[str, Any]:
     finally:
         if out.is_dir():
             write_json(out / TRIAL, {"study": task.study, "arm": task.arm, "seed": task.seed})
-    # Of several processes this one only watched: its memory is not the training's.
-    return {"state": "done", **measure(open_run(out), task.measure, peak if task.processes == 1 else None)}
+    # Of several processes this one only watched, and a run that was trained before is not trained again: neither says
+    # what memory training takes.
+    trained = task.processes == 1 and len(read_metrics(out)) > len(before)
+    return {"state": "done", **measure(open_run(out), task.measure, peak if trained else None)}
 
 
 def _train(task: Task, recipe: Recipe, out: Path, tell: Tell) -> None:
@@ -168,8 +171,9 @@ def _wait_for_another(out: Path) -> None:
 def _train_together(task: Task, recipe: Recipe, out: Path, tell: Tell) -> None:
     """Several processes, one run: what a person would start by hand with torchrun, watched through its metrics."""
     resume = (out / "recipe.toml").is_file()
-    # A relative path in a recipe is looked up beside its file: this one must lie where the study's code does.
-    source = out / "recipe.toml" if resume else recipe.folder / f".{task.digest}.toml"
+    # A relative path in a recipe is looked up beside its file: this one must lie where the study's code does. Its name is
+    # the task's: two arms may have one recipe.
+    source = out / "recipe.toml" if resume else recipe.folder / f".{task.name.replace('/', '-')}.toml"
     if not resume:
         write_atomically(source, recipe.to_toml())
     command = [sys.executable, "-m", "keyhole.studies.together", "--standalone", "--nproc-per-node", str(task.processes)]

@@ -1,10 +1,17 @@
 import pytest
 
 from keyhole.core.errors import InputError
+from keyhole.core.files import read_json, write_json
 from keyhole.studies.match import budgeted, size_of
 from keyhole.studies.plan import load_plan
 from keyhole.studies.prepare import prepare, stored_plan
+from keyhole.studies.rates import choose, settle
+from keyhole.text import open_dataset
 from tests.studies.study_helpers import write_study
+
+
+def read(arm):
+    return open_dataset(arm.recipe.data, arm.recipe.folder)
 
 
 def plan_of(folder, **sections):
@@ -74,7 +81,7 @@ def test_a_budget_takes_the_place_of_the_recipes_own(tmp_path, unit):
     path.write_text(path.read_text().replace("steps = 12\n", f"{unit} = 7\n"))
     plan = load_plan(path)
     for arm in plan.arms:
-        train = budgeted(arm, plan.budget, size_of(arm, 30)).train
+        train = budgeted(arm, plan.budget, size_of(arm, read(arm))).train
         assert [unit for unit in ("steps", "tokens", "seconds") if getattr(train, unit)] == [unit]
         assert getattr(train, unit) == 7
 
@@ -85,11 +92,24 @@ def test_a_budget_in_flops_gives_the_larger_model_fewer_tokens(tmp_path):
     plan = load_plan(path)
     spent = {}
     for arm in plan.arms:
-        size = size_of(arm, 30)
+        size = size_of(arm, read(arm))
         tokens = budgeted(arm, plan.budget, size).train.tokens
         spent[arm.name] = (tokens, 3 * tokens * size.flops_per_token)
     assert spent["large"][0] < 0.6 * spent["small"][0]
     assert all(abs(flops / 1e9 - 1) < 1e-3 for _, flops in spent.values())
+
+
+def test_flops_count_what_is_read_and_not_only_what_is_asked(tmp_path):
+    task = {"name": "task:recall", "pairs": 3}
+    path = write_study(tmp_path, base={"data": {"source": task, "block": 32}}, arms={"a": {}})
+    path.write_text(path.read_text().replace("steps = 12\n", "flops = 1e9\n"))
+    plan = load_plan(path)
+    size = size_of(plan.arms[0], read(plan.arms[0]))
+    assert size.read_per_target > 1.5
+    tokens = budgeted(plan.arms[0], plan.budget, size).train.tokens
+    x, y = read(plan.arms[0]).batch(0, 512)
+    steps = tokens / (y != -100).sum()
+    assert abs(3 * steps * x.size * size.flops_per_token / 1e9 - 1) < 0.02
 
 
 def test_flops_cannot_be_matched_for_a_part_that_declares_none(tmp_path):
@@ -101,7 +121,7 @@ def test_flops_cannot_be_matched_for_a_part_that_declares_none(tmp_path):
     path.write_text(path.read_text().replace("steps = 12\n", "flops = 1e9\n"))
     plan = load_plan(path)
     with pytest.raises(InputError, match="arm mine has a part that declares no cost"):
-        budgeted(plan.arm("mine"), plan.budget, size_of(plan.arm("mine"), 30))
+        budgeted(plan.arm("mine"), plan.budget, size_of(plan.arm("mine"), read(plan.arm("mine"))))
 
 
 def test_a_prepared_study_is_whole_in_its_own_folder(tmp_path):
@@ -142,6 +162,44 @@ def test_arms_may_search_rates_of_their_own_size(tmp_path):
     assert stored_plan(tmp_path / "out").arm("b").rates == (1.0, 2.0)
 
 
+def test_a_rate_that_was_chosen_stays_whatever_is_found_later(tmp_path):
+    plan = load_plan(write_study(tmp_path / "source", arms={"a": {}}, rates={"values": [0.1, 0.2, 0.3]}))
+    out = tmp_path / "out"
+    places = [out / task.name / "result.json" for task in prepare(plan, out, resume=False).rates()]
+    write_json(places[0], {"dev_loss": 2.0})
+    write_json(places[1], {"dev_loss": 3.0})
+    assert settle(plan, out) == {"a": 0.1}
+    write_json(places[2], {"dev_loss": 1.0})
+    assert settle(plan, out) == {"a": 0.1}
+    assert choose(plan, out, "a") == ({0.1: 2.0, 0.2: 3.0, 0.3: 1.0}, 0.1)
+
+
+def test_seeds_that_choose_the_rate_cannot_be_the_studys_own(tmp_path):
+    with pytest.raises(InputError, match="seeds from 10000 on are those that"):
+        load_plan(write_study(tmp_path, study={"seeds": [0, 10_001]}, rates={"values": [0.1, 0.2]}))
+
+
+def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
+    source, out = write_study(tmp_path / "source"), tmp_path / "out"
+    prepare(load_plan(source), out, resume=False)
+    prepare(load_plan(source), out, resume=True)
+    text = tmp_path / "source/text.txt"
+    text.write_text(text.read_text().replace("e", "E"))
+    with pytest.raises(InputError, match="the text of arm baseline changed since"):
+        prepare(load_plan(source), out, resume=True)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_seeds_that_were_added_after_a_look_are_remembered(tmp_path, seen):
+    source, out = write_study(tmp_path / "source"), tmp_path / "out"
+    prepare(load_plan(source), out, resume=False)
+    if seen:
+        write_json(out / "runs/baseline/seed-0/result.json", {})
+    prepare(load_plan(source, seeds=5), out, resume=True)
+    prepare(load_plan(source, seeds=5), out, resume=True)
+    assert read_json(out / "study.json")["seeds_before"] == ([[0, 1]] if seen else [])
+
+
 def test_one_precision_is_chosen_for_all_arms(tmp_path):
     plan = load_plan(write_study(tmp_path / "source", base={"train": {"precision": "auto"}}))
     prepared = prepare(plan, tmp_path / "out", resume=False)
@@ -159,6 +217,8 @@ def test_one_precision_is_chosen_for_all_arms(tmp_path):
         ),
         ({"arms": {"baseline": {}}}, "is gone"),
         ({"study": {"steps": 13}}, "train.steps was 12"),
+        ({"study": {"processes": 2}}, "the number of its processes is not what it was"),
+        ({"rates": {"values": [0.1, 0.2]}}, "the rates it searches are not what"),
     ],
 )
 def test_a_study_that_changed_is_not_resumed(tmp_path, change, said):

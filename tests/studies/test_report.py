@@ -238,6 +238,29 @@ def test_an_arm_does_not_win_by_the_seeds_that_it_survived(tmp_path: Path, lost:
     assert "no finite difference at 1 seed (2)" in rope.sentence
 
 
+def test_what_changed_on_the_way_is_told(tmp_path: Path) -> None:
+    out = make_study(tmp_path / "s", [Planned("baseline"), Planned("rope")])
+    assert not any("different versions" in said or "seeds were added" in said for said in warnings(open_study(out)))
+    place = out / "runs/rope/seed-1/environment.json"
+    place.write_text(place.read_text().replace("2.13.0", "2.14.0"))
+    known = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps({**known, "seeds_before": [[0, 1, 2]]}))
+    (out / "failures.json").write_text(json.dumps({"rates/rope/rate-0.1-seed-10000": "no memory"}))
+    said = " ".join(warnings(open_study(out)))
+    assert "trials were made with different versions" in said
+    assert "seeds were added when results were there (3, then 5)" in said
+    assert "rates/rope/rate-0.1-seed-10000 failed: the rate was chosen from the others" in said
+
+
+def test_gains_and_losses_of_reading_ahead_do_not_cancel(tmp_path: Path) -> None:
+    out = make_study(tmp_path / "s", [Planned("baseline"), Planned("rope")], search=False)
+    place = out / "runs/rope/seed-1/result.json"
+    values = json.loads(place.read_text())
+    values["prefix"] |= {"gap": 0.0, "worst": 0.2}
+    place.write_text(json.dumps(values))
+    assert open_study(out).verdicts["rope"] == "not comparable"
+
+
 def test_only_what_reads_later_tokens_is_said_to_read_the_future(tmp_path: Path) -> None:
     out = make_study(tmp_path / "s", [Planned("baseline"), Planned("rope")], search=False, measured=False)
     place = out / "audits/rope.json"

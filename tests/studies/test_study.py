@@ -158,6 +158,7 @@ def test_a_damaged_result_is_made_again_without_training_again(finished, tmp_pat
     study(source, out, resume=True, quiet=True)
     assert outcome(out) == outcome(result.path)
     assert next(place.rglob("weights.safetensors")).stat().st_mtime_ns == weights
+    assert json.loads((place / "result.json").read_text())["memory_mb"] is None, "it did not train this time"
 
 
 def start(source, out, *more):

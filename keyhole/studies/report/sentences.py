@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from keyhole.core.errors import KeyholeError
 from keyhole.core.files import read_json
 from keyhole.core.findings import Finding
-from keyhole.studies.prepare import RATE_SEEDS, rate_place
+from keyhole.studies.plan import RATE_SEEDS
+from keyhole.studies.prepare import rate_place
 from keyhole.studies.rates import at_the_edge
 from keyhole.studies.report.tables import prefix_by_seed, prefix_mean
 from keyhole.studies.report.wording import MEASURES, budget, fault, judged, number, rules, untrained
@@ -96,7 +97,7 @@ def resume_command(result: StudyResult) -> str:
 
 
 def warnings(result: StudyResult) -> list[str]:
-    """What may mislead: an unpaired study, a dishonest baseline, runs that ended badly, rates at the edge."""
+    """What may mislead: an unpaired study, a dishonest baseline, runs that ended badly, rates at the edge, added seeds."""
     said = []
     if result.paired.verdict != "holds":
         said.append(f"{result.paired.statement}: {result.paired.measured}; {result.paired.remedy}")
@@ -109,6 +110,23 @@ def warnings(result: StudyResult) -> list[str]:
     edge = [arm.name for arm in result.arms if at_the_edge(arm.rates, arm.rate)]
     if edge:
         said.append(f"the best rate is the first or last tried for {', '.join(edge)}: a better one may lie beyond")
+    return said + _changed_on_the_way(result)
+
+
+def _changed_on_the_way(result: StudyResult) -> list[str]:
+    """What was not the same from the first trial to the last."""
+    said = [
+        f"{place} failed: the rate was chosen from the others" for place in result.failures if place.startswith("rates/")
+    ]
+    made = _environments(result)
+    if other := [name for name in ("versions", "machine", "precision") if len(made.get(name, ())) > 1]:
+        said.append(f"trials were made with different {' and '.join(other)} (below): what is small may come from that")
+    if earlier := result.known.get("seeds_before"):
+        counts = [str(len(seeds)) for seeds in [*earlier, result.plan.seeds]]
+        said.append(
+            f"seeds were added when results were there ({', then '.join(counts)}): who looks, adds and looks again finds "
+            "differences that are not there more often than in 5 % of studies"
+        )
     return said
 
 
@@ -152,12 +170,17 @@ def tally(found: list[Finding]) -> str:
 
 def environment(result: StudyResult) -> dict[str, str]:
     """With what the trials were made; all values where machines differed."""
+    shown = {name: "; ".join(values) for name, values in _environments(result).items()}
+    return {"begun": str(result.known.get("started", UNKNOWN)), "budget": budget(result), **shown}
+
+
+def _environments(result: StudyResult) -> dict[str, list[str]]:
+    """The different values of all trials, in order."""
     seen: dict[str, dict[str, None]] = {}
     for trial in (trial for arm in result.arms for trial in arm.trials):
         for name, value in _environment(trial.path).items():
             seen.setdefault(name, {})[value] = None
-    shown = {name: "; ".join(values) for name, values in seen.items()}
-    return {"begun": str(result.known.get("started", UNKNOWN)), "budget": budget(result), **shown}
+    return {name: list(values) for name, values in seen.items()}
 
 
 def _environment(path: Any) -> dict[str, str]:
