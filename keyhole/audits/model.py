@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,20 +45,24 @@ def audit_model(
     block: int | None = None,
     name: str = "the model",
     seed: int = 0,
+    full_block: bool = False,
 ) -> list[Finding]:
     """Ask every probe of a function from ids (B, T) to logits (B, T, V); one finding a probe.
 
-    `block` is the longest text it reads (64 unless it says itself). A module is neither changed nor left in another mode.
+    `block` is the longest text it reads (64 unless it says itself). Texts of up to 64 tokens are asked; with `full_block`,
+    truncation is asked of one as long as the block too: what is cut into larger chunks may be honest within the first.
+    A module is neither changed nor left in another mode.
     """
     if type(vocab) is not int or vocab < 2:
         raise InputError(f"vocab = {vocab!r} is not valid; it is how many tokens the model knows, for example vocab=256")
     reader = Reader(logits, vocab, block if block is not None else block_of(logits) or BLOCK, seed)
     probed = reader.probed()
+    whole = replace(probed, lengths=sorted({*probed.lengths, reader.block})) if full_block else probed
     with in_float64() if reader.dtype is torch.float64 else torch.no_grad():
         asked: dict[str, Callable[[], Measured]] = {
             "suffix": lambda: suffix(probed, aligned=True),
             "unaligned cuts": lambda: suffix(probed, aligned=False),
-            "truncation": lambda: truncation(probed),
+            "truncation": lambda: truncation(whole),
             "future gradient": lambda: future_gradient(probed),
             "batch-mates": lambda: batch_mates(probed),
             "padding": lambda: _padding(reader, probed),

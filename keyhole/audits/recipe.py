@@ -19,7 +19,7 @@ def audit_recipe(recipe: Recipe, vocab: int, *, name: str = "the model", seed: i
     Nothing is trained. Parts are asked at the recipe's width, heads and block, or as much of it as the probes read.
     """
     model = moved(build(recipe, vocab), seed)
-    findings = audit_model(model, vocab, block=recipe.data.block, name=name, seed=seed)
+    findings = audit_model(model, vocab, block=recipe.data.block, name=name, seed=seed, full_block=True)
     return [*findings, *audit_parts(recipe, built_in=bool(dishonest(findings)), seed=seed)]
 
 

@@ -75,7 +75,8 @@ def vocab_of(model: object) -> int | None:
 
 def audit_run(run: Run, block: int | None = None) -> list[Finding]:
     """A run's trained model: every probe, and what its leak, if it has one, was worth on its own dev windows."""
-    findings = audit_model(run.model, run.model.vocab, block=block or run.recipe.data.block, name=str(run))
+    block = block or run.recipe.data.block
+    findings = audit_model(run.model, run.model.vocab, block=block, name=str(run), full_block=True)
     try:
         windows = dev_windows(open_dataset(run.recipe.data, run.recipe.folder, tokenizer=run.tokenizer))
         findings.append(prefix_loss(run.model, *windows).finding(str(run)))

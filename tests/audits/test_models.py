@@ -211,3 +211,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(kh.InputError, match="could not be read as a causal language model"):
         kh.audit(tmp_path)
+
+
+def test_what_reads_ahead_in_long_texts_only_is_found_at_the_block_s_own_length():
+    def logits(ids_BT):
+        past = torch.nn.functional.one_hot(ids_BT, 16).double().cumsum(1)
+        return past if ids_BT.shape[1] <= 64 else past + past[:, -1:]
+
+    found = {finding.name: finding.verdict for finding in audit_model(logits, 16, block=96, full_block=True)}
+    assert found["truncation"] == "fails"
+    assert found["suffix"] == "holds", "no shorter text shows it"
