@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from keyhole.record.index import list_runs
     from keyhole.record.run import Run, open_run
     from keyhole.studies.result import StudyResult, open_study
-    from keyhole.studies.searching import search
+    from keyhole.studies.search.conduct import search
     from keyhole.studies.study import study
     from keyhole.training.loop import train
     from keyhole.use.evaluate import evaluate
@@ -51,7 +51,7 @@ _WHERE = {
     "open_run": "keyhole.record.run",
     "open_study": "keyhole.studies.result",
     "sample": "keyhole.use.sample",
-    "search": "keyhole.studies.searching",
+    "search": "keyhole.studies.search.conduct",
     "study": "keyhole.studies.study",
     "train": "keyhole.training.loop",
 }

@@ -11,7 +11,7 @@ import pytest
 
 from keyhole.core.config import Data, Model, Recipe, Train
 from keyhole.studies.plan import load_plan
-from keyhole.studies.search_plan import SearchPlan
+from keyhole.studies.search.plan import SearchPlan
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

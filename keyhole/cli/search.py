@@ -10,8 +10,8 @@ import typer
 from keyhole.cli.output import Json, cell, console, print_json, table
 
 if TYPE_CHECKING:
-    from keyhole.studies.search_report import SearchReport
-    from keyhole.studies.search_result import SearchResult
+    from keyhole.studies.search.report import SearchReport
+    from keyhole.studies.search.result import SearchResult
 
 SHOWN = 30
 """So many trials in the terminal; the report has all."""
@@ -40,8 +40,8 @@ def search(
     quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")] = False,
 ) -> None:
     """Try settings of a recipe, by grid, at random or by a model of what was found, and write the best as a recipe."""
-    from keyhole.studies.search_report import write_search_report
-    from keyhole.studies.searching import search as carry_out
+    from keyhole.studies.search.conduct import search as carry_out
+    from keyhole.studies.search.report import write_search_report
 
     result = carry_out(source, out, trials=trials, workers=workers, on=on, resume=resume, quiet=quiet)
     written = write_search_report(result)
@@ -58,7 +58,7 @@ def show(result: SearchResult, written: SearchReport) -> None:
     """What was found, for people, on stdout."""
     from rich.markup import escape
 
-    from keyhole.studies.search_report import caution, headline, next_steps, rows
+    from keyhole.studies.search.report import caution, headline, next_steps, rows
 
     screen = console()
     found = rows(result)

@@ -6,7 +6,7 @@ import sys
 
 from search_helpers import bowl, plan
 
-from keyhole.studies.search import Search
+from keyhole.studies.search.engine import Search
 
 
 def main(folder, sampler, parallel, kill_after=0):

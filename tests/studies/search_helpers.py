@@ -3,7 +3,7 @@
 import math
 
 from keyhole.core.config import Recipe
-from keyhole.studies.search_plan import SearchPlan
+from keyhole.studies.search.plan import SearchPlan
 
 SPACE = {
     "train.rate": {"low": 1e-3, "high": 1e-1, "log": True, "points": 5},

@@ -12,7 +12,7 @@ from search_helpers import bowl
 from keyhole.core.files import write_json
 from keyhole.core.toml import to_toml
 from keyhole.studies.execute import Watcher
-from keyhole.studies.search import LOOKS
+from keyhole.studies.search.engine import LOOKS
 from keyhole.studies.trial import Event, Task, carry_out
 from tests.training.training_helpers import TINY, write_text
 

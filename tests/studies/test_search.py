@@ -10,8 +10,8 @@ import pytest
 from search_helpers import BOTTOM, bowl, finish, plan
 
 from keyhole.core.errors import InputError, StorageError
-from keyhole.studies.sampler import point_name
-from keyhole.studies.search import Search
+from keyhole.studies.search.engine import Search
+from keyhole.studies.search.sampler import point_name
 
 HERE = Path(__file__).parent
 

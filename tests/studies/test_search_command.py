@@ -17,8 +17,8 @@ from keyhole.core.config import Recipe
 from keyhole.studies.cluster import Cluster
 from keyhole.studies.execute import build_executor
 from keyhole.studies.local import Local
-from keyhole.studies.sampler import point_name
-from keyhole.studies.search_result import open_search
+from keyhole.studies.search.result import open_search
+from keyhole.studies.search.sampler import point_name
 from keyhole.studies.trial import Task
 
 RATES = '[space]\n"train.rate" = { low = 1e-3, high = 1e-1, log = true, points = 4 }\n'

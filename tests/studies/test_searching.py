@@ -12,14 +12,13 @@ from keyhole.core.errors import InputError
 from keyhole.core.files import read_json
 from keyhole.record.create import only_writer
 from keyhole.record.run import open_run
-from keyhole.studies import searching
 from keyhole.studies.plan import load_plan
-from keyhole.studies.sampler import point_name
-from keyhole.studies.search import Search
-from keyhole.studies.search_plan import OBJECTIVES, SearchPlan
-from keyhole.studies.search_report import caution, headline, next_steps, write_search_report
-from keyhole.studies.search_result import open_search
-from keyhole.studies.searching import search
+from keyhole.studies.search.conduct import search
+from keyhole.studies.search.engine import Search, conduct
+from keyhole.studies.search.plan import OBJECTIVES, SearchPlan
+from keyhole.studies.search.report import caution, headline, next_steps, write_search_report
+from keyhole.studies.search.result import open_search
+from keyhole.studies.search.sampler import point_name
 from keyhole.studies.study import StudyInterrupted
 
 
@@ -32,7 +31,7 @@ def played(monkeypatch):
             carry_out.executor = Played(root, **how)
             return carry_out.executor
 
-        monkeypatch.setattr(searching, "build_executor", build)
+        monkeypatch.setattr(conduct, "build_executor", build)
         return search(source, out, resume=resume, trials=trials, quiet=True)
 
     return carry_out
@@ -41,7 +40,7 @@ def played(monkeypatch):
 @pytest.fixture
 def here(monkeypatch):
     """Trainings in this process."""
-    monkeypatch.setattr(searching, "build_executor", lambda _, root, __: Here(root))
+    monkeypatch.setattr(conduct, "build_executor", lambda _, root, __: Here(root))
 
 
 def table(result):

@@ -7,8 +7,8 @@ from search_helpers import plan
 
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError
-from keyhole.studies.search_plan import SearchPlan
-from keyhole.studies.space import Space, apply, flatten
+from keyhole.studies.search.plan import SearchPlan
+from keyhole.studies.search.space import Space, apply, flatten
 
 ROOT = Path(__file__).parents[2]
 FILE = """

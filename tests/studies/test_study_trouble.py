@@ -15,7 +15,7 @@ from keyhole.studies.measure import measure
 from keyhole.studies.plan import parse_plan
 from keyhole.studies.prepare import KNOWN, STUDY, loss_alone, prepare, rate_place
 from keyhole.studies.result import open_study
-from keyhole.studies.searching import _default_out as default_search_out
+from keyhole.studies.search.conduct import _default_out as default_search_out
 from keyhole.studies.study import default_out, load_plan, study
 from keyhole.training.loop import train
 from tests.studies.study_helpers import write_study

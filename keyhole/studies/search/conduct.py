@@ -18,12 +18,12 @@ from keyhole.core.errors import InputError
 from keyhole.record.create import has_begun, only_writer
 from keyhole.studies.execute import Executor, build_executor, refuse_executor
 from keyhole.studies.prepare import loss_alone
-from keyhole.studies.sampler import Trial
-from keyhole.studies.search import KNOWN, Proposal, Search
-from keyhole.studies.search_display import SearchBoard, choose_search_board
-from keyhole.studies.search_plan import SearchPlan
-from keyhole.studies.search_prepare import SEARCH, prepare_search
-from keyhole.studies.search_result import SearchResult, write_best
+from keyhole.studies.search.display import SearchBoard, choose_search_board
+from keyhole.studies.search.engine import KNOWN, Proposal, Search
+from keyhole.studies.search.plan import SearchPlan
+from keyhole.studies.search.prepare import SEARCH, prepare_search
+from keyhole.studies.search.result import SearchResult, write_best
+from keyhole.studies.search.sampler import Trial
 from keyhole.studies.study import interruptible
 from keyhole.studies.trial import Event, Task
 

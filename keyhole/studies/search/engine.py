@@ -26,9 +26,9 @@ from typing import Any, Literal
 from keyhole.core.config import Recipe
 from keyhole.core.errors import InputError, StorageError
 from keyhole.core.files import read_json, storage_errors, write_json
-from keyhole.studies.sampler import Sampler, Trial, decode, frozen, load_optuna
-from keyhole.studies.search_plan import SearchPlan
-from keyhole.studies.space import Settings
+from keyhole.studies.search.plan import SearchPlan
+from keyhole.studies.search.sampler import Sampler, Trial, decode, frozen, load_optuna
+from keyhole.studies.search.space import Settings
 
 NAME = "search"
 KNOWN = "search.json"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from keyhole.core.errors import InputError
 from keyhole.core.seeds import derive, stream
-from keyhole.studies.space import MOST_POINTS, Axis, Choice, Range, Settings, Space, name_of
+from keyhole.studies.search.space import MOST_POINTS, Axis, Choice, Range, Settings, Space, name_of
 
 State = Literal["running", "complete", "pruned", "failed"]
 TRIES = 200

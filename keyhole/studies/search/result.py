@@ -18,12 +18,12 @@ from keyhole.core.errors import InputError
 from keyhole.core.files import write_atomically
 from keyhole.core.toml import dotted, to_toml
 from keyhole.studies.plan import BUDGETS, StudySection
-from keyhole.studies.sampler import Trial
-from keyhole.studies.search import Search
-from keyhole.studies.search_display import ranked, state_of
-from keyhole.studies.search_plan import BASE, SearchPlan
-from keyhole.studies.search_prepare import SEARCH, stored_search
-from keyhole.studies.space import apply
+from keyhole.studies.search.display import ranked, state_of
+from keyhole.studies.search.engine import Search
+from keyhole.studies.search.plan import BASE, SearchPlan
+from keyhole.studies.search.prepare import SEARCH, stored_search
+from keyhole.studies.search.sampler import Trial
+from keyhole.studies.search.space import apply
 
 BEST, CONFIRM = "best.toml", "confirm.toml"
 CONFIRM_SEEDS = 5

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from keyhole.studies.display import PLAIN_EVERY, time_left
-from keyhole.studies.sampler import Trial
-from keyhole.studies.search import Proposal
-from keyhole.studies.search_plan import SearchPlan
-from keyhole.studies.space import Settings, name_of
+from keyhole.studies.search.engine import Proposal
+from keyhole.studies.search.plan import SearchPlan
+from keyhole.studies.search.sampler import Trial
+from keyhole.studies.search.space import Settings, name_of
 from keyhole.studies.trial import Event
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from keyhole.core.errors import InputError, nearest
 from keyhole.core.files import sha256
 from keyhole.record.create import portable, portable_value
 from keyhole.studies.plan import beside, with_places
-from keyhole.studies.space import Settings, Space, apply, flatten
+from keyhole.studies.search.space import Settings, Space, apply, flatten
 
 LOSSES = ("dev_loss", "dev_perplexity", "dev_sentence_perplexity", "dev_bits_per_byte")
 """What falls and rises with the dev loss, so that a trial can be judged by it on the way."""

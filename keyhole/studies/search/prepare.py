@@ -16,9 +16,9 @@ from keyhole.core.files import read_json, sha256, write_atomically
 from keyhole.core.toml import to_toml
 from keyhole.record.create import begin_record, refuse_if_not_new
 from keyhole.studies.prepare import best_precision, copy_code
-from keyhole.studies.sampler import Sampler
-from keyhole.studies.search import KNOWN, refuse_if_changed
-from keyhole.studies.search_plan import BASE, SearchPlan
+from keyhole.studies.search.engine import KNOWN, refuse_if_changed
+from keyhole.studies.search.plan import BASE, SearchPlan
+from keyhole.studies.search.sampler import Sampler
 
 SEARCH = "search.toml"
 

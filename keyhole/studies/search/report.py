@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from keyhole.core.errors import InputError
 from keyhole.core.files import write_atomically
-from keyhole.studies.search_display import show_value, state_of
-from keyhole.studies.search_prepare import SEARCH
-from keyhole.studies.search_result import BEST, CONFIRM, CONFIRM_SEEDS, SearchResult
-from keyhole.studies.space import Choice, Range
+from keyhole.studies.search.display import show_value, state_of
+from keyhole.studies.search.prepare import SEARCH
+from keyhole.studies.search.result import BEST, CONFIRM, CONFIRM_SEEDS, SearchResult
+from keyhole.studies.search.space import Choice, Range
 
 if TYPE_CHECKING:
     from keyhole.studies.report.charts import Picture
-    from keyhole.studies.sampler import Trial
+    from keyhole.studies.search.sampler import Trial
 
 MARKDOWN, CHARTS = "report.md", "charts"
 PANEL = 270
