@@ -13,8 +13,9 @@ from keyhole.core.files import read_json
 from keyhole.record.create import only_writer
 from keyhole.record.run import open_run
 from keyhole.studies.plan import load_plan
+from keyhole.studies.search import conduct
 from keyhole.studies.search.conduct import search
-from keyhole.studies.search.engine import Search, conduct
+from keyhole.studies.search.engine import Search
 from keyhole.studies.search.plan import OBJECTIVES, SearchPlan
 from keyhole.studies.search.report import caution, headline, next_steps, write_search_report
 from keyhole.studies.search.result import open_search
