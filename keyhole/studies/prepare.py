@@ -113,9 +113,9 @@ def prepare(plan: Plan, out: Path, *, resume: bool) -> Prepared:
     recipes, sizes, data = {}, {}, {}
     precision = known.get("precision") or _precision(plan)
     for arm in plan.arms:
-        text = _open(arm.recipe, opened)
-        data[arm.name] = text.hash
-        size = sizes[arm.name] = size_of(arm, text)
+        dataset = _open(arm.recipe, opened)
+        data[arm.name] = dataset.hash
+        size = sizes[arm.name] = size_of(arm, dataset)
         recipe, _ = portable(budgeted(arm, plan.budget, size), code)
         if recipe.train.precision == "auto":
             # Probed once: a noisy probe must not give arms of one study different arithmetic.
@@ -181,6 +181,11 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
         if name not in known["arms"]:
             continue
         before = known["arms"][name]["recipe"]
+        if known["arms"][name].get("data", prepared.data[name]) != prepared.data[name]:
+            raise InputError(
+                f"the text of arm {name} changed since {prepared.out} was started, and its seeds would not be of one "
+                f"kind: bring {recipe.data.source.name} back, or give --out another folder"
+            )
         now = _plain(recipe.model_dump())
         for section, values in before.items():
             for key, value in values.items():
@@ -195,8 +200,8 @@ def _refuse_if_changed(prepared: Prepared, known: dict[str, Any], code: dict[str
 
 
 def _refuse_other_terms(prepared: Prepared, name: str, known: dict[str, Any]) -> None:
-    """What an arm reads, which rates it searches and how many processes train it stand in no recipe."""
-    terms = {"data": "the text it reads", "rates": "the rates it searches", "processes": "the number of its processes"}
+    """Which rates an arm searches and how many processes train it stand in no recipe."""
+    terms = {"rates": "the rates it searches", "processes": "the number of its processes"}
     now = _terms(prepared, name)
     for key, what in terms.items():
         if known["arms"][name].get(key, now[key]) != now[key]:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from keyhole.studies.statistics import Difference, Estimate
 
 FAILURES = "failures.json"
-PREFIX_LIMIT = 1e-3
-"""By how many nats a token a window's loss may differ from that of its prefixes: float32 sums differ by a millionth."""
+PREFIX_LIMIT = 1e-4
+"""By how many nats a token a window's loss may differ from that of its prefixes, as in `keyhole.audits.prefix`: rounding in
+float32 makes a ten-millionth."""
 HIGHER_IS_BETTER = ("accuracy", "tokens_per_second")
 UNITS = {"dev_loss": "nats", "dev_bits_per_byte": "bits per byte"}
 

@@ -83,3 +83,10 @@ def test_the_interval_is_student_s():
     assert mean == 2.5
     assert high - mean == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
     assert mean - low == pytest.approx(high - mean)
+
+
+def test_studies_and_audits_of_runs_hold_a_model_to_the_same_limit():
+    from keyhole.audits.prefix import ROUNDED
+    from keyhole.studies.result import PREFIX_LIMIT
+
+    assert PREFIX_LIMIT == ROUNDED  # written twice, as reading a study must not wait for torch

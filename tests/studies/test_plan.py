@@ -185,7 +185,7 @@ def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
     prepare(load_plan(source), out, resume=True)
     text = tmp_path / "source/text.txt"
     text.write_text(text.read_text().replace("e", "E"))
-    with pytest.raises(InputError, match="arm baseline changed: the text it reads is not what it was"):
+    with pytest.raises(InputError, match="the text of arm baseline changed since"):
         prepare(load_plan(source), out, resume=True)
 
 

@@ -143,7 +143,7 @@ def test_a_study_whose_text_changed_is_not_resumed(tmp_path):
     prepare(plan, out, resume=False)
     prepare(plan, out, resume=True)
     (path.parent / "text.txt").write_text("Quite another text. " * 200)
-    with pytest.raises(InputError, match="arm baseline changed: the text it reads is not what it was"):
+    with pytest.raises(InputError, match="the text of arm baseline changed since"):
         prepare(plan, out, resume=True)
 
 

@@ -118,6 +118,8 @@ def _changed_on_the_way(result: StudyResult) -> list[str]:
     said = [
         f"{place} failed: the rate was chosen from the others" for place in result.failures if place.startswith("rates/")
     ]
+    if result.plan.budget and result.plan.budget[0] == "seconds":
+        said.append("the budget is of seconds: how far a trial came depends on what else the machine did meanwhile")
     made = _environments(result)
     if other := [name for name in ("versions", "machine", "precision") if len(made.get(name, ())) > 1]:
         said.append(f"trials were made with different {' and '.join(other)} (below): what is small may come from that")
