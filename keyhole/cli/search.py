@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keyhole.cli.options import Quiet, Where, Workers
 from keyhole.cli.output import Json, cell, console, print_json, table
 
 if TYPE_CHECKING:
@@ -28,16 +29,13 @@ def search(
         ),
     ] = None,
     trials: Annotated[int | None, typer.Option(metavar="N", help="How many trials, instead of the search's own.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="How many trainings at once, one thread each.", show_default="one a core"),
-    ] = None,
-    on: Annotated[str, typer.Option(metavar="WHERE", help="Where it runs: local, ray, or ray://host:port.")] = "local",
+    workers: Workers = None,
+    on: Where = "local",
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Go on where the search was stopped; trials may be added.")
     ] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Try settings of a recipe, by grid, at random or by a model of what was found, and write the best as a recipe."""
     from keyhole.studies.search.conduct import search as carry_out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keyhole.cli.options import Quiet, Where, Workers
 from keyhole.cli.output import Json, console, next_steps
 
 if TYPE_CHECKING:
@@ -23,16 +24,13 @@ def study(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", help="How many seeds, instead of the study's own.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="How many trainings at once, one thread each.", show_default="one a core"),
-    ] = None,
-    on: Annotated[str, typer.Option(metavar="WHERE", help="Where it runs: local, ray, or ray://host:port.")] = "local",
+    workers: Workers = None,
+    on: Where = "local",
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Go on where the study was stopped; seeds and arms may be added.")
     ] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare arms over seeds under one budget; every arm is audited before it trains."""
     from keyhole.studies.study import study as carry_out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keyhole.cli.options import Quiet
 from keyhole.cli.output import Json, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def train(
         typer.Option("--set", help="Change a key of the recipe; may be given many times.", metavar="SECTION.KEY=VALUE"),
     ] = None,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the model of a recipe, and keep the record of it."""
     from keyhole.core.config import Recipe, parse_setting
