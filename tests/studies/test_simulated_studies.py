@@ -100,7 +100,7 @@ def test_comparing_without_pairs_is_seen(monkeypatch):
             error = math.sqrt((np.var(mine, ddof=1) + np.var(other, ddof=1)) / len(mine))
             super().__init__(float(np.mean(mine) - np.mean(other)), error, max(1, int(found.df)))
 
-    def unpaired(arm, baseline, losses, honest):
+    def unpaired(arm, baseline, losses, honest, other_data):
         mine, other = (list(losses[name].values()) for name in (arm, baseline))
         return statistics._Pairs(arm, list(np.subtract(mine, other)), 0, Unpaired(mine, other), "student")
 
