@@ -39,5 +39,5 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(BENCH_VENV)/.ready: pyproject.toml constraints.txt bench/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/python $(PIP_INSTALL) -e . -r bench/requirements.txt
+	$(BENCH_VENV)/bin/python $(PIP_INSTALL) -e '.[study]' -r bench/requirements.txt
 	@touch $@

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from keyhole.core.errors import InputError
+
+
+def special() -> Any:
+    """SciPy's special functions: what every interval is computed with."""
+    try:
+        from scipy import special
+    except ImportError:
+        raise InputError("intervals need scipy, which is not installed: pip install 'keyhole[study]'") from None
+    return special
 
 
 def mean_interval(values: NDArray[np.float64], miss: float = 0.025) -> tuple[float, float, float]:
@@ -13,7 +25,6 @@ def mean_interval(values: NDArray[np.float64], miss: float = 0.025) -> tuple[flo
     mean = float(values.mean())
     if len(values) < 2:
         return mean, -math.inf, math.inf
-    from scipy.stats import t
-
-    half = float(t.isf(miss, len(values) - 1)) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    reach = -float(special().stdtrit(len(values) - 1, miss))
+    half = reach * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean, mean - half, mean + half

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from keyhole.core.errors import InputError
+from keyhole.audits.interval import special
 from keyhole.core.seeds import stream
 
 Method = Literal["student", "bootstrap", "sign", "none"]
@@ -45,15 +45,6 @@ class Evidence(Protocol):
     def interval(self, alpha: float) -> Bounds:
         """The true means that these numbers do not speak against at the level alpha."""
         ...
-
-
-def special() -> Any:
-    """SciPy's special functions."""
-    try:
-        from scipy import special
-    except ImportError:
-        raise InputError("the statistics of a study need scipy; install it with: pip install 'keyhole[study]'") from None
-    return special
 
 
 @dataclass(frozen=True)

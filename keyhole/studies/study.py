@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from keyhole.audits.interval import special
 from keyhole.core.errors import InputError, KeyholeError
 from keyhole.core.files import write_json
 from keyhole.record.create import only_writer
@@ -52,6 +53,7 @@ def study(
         raise InputError("seeds is for a study's file; a plan has its own: load_plan(path, seeds=...)")
     out = Path(out) if out is not None else default_out(source, plan)
     refuse_executor(on, workers)
+    special()  # or else every trial would be trained first, and fail when it is measured
     with only_writer(out, "study", "carrying out a study"), interruptible(out, "study", STUDY, KNOWN):
         prepared = prepare(plan, out, resume=resume)
         board = choose_board(quiet)

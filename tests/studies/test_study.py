@@ -187,3 +187,11 @@ def test_a_study_that_is_killed_goes_on_and_finds_the_same(finished, tmp_path, n
         assert "--resume" in said
     study(source, out, resume=True, quiet=True)
     assert outcome(out) == outcome(result.path)
+
+
+def test_without_scipy_nothing_is_trained_that_could_not_be_measured(tmp_path, monkeypatch):
+    source = write_study(tmp_path / "source")
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(InputError, match=r"intervals need scipy.*keyhole\[study\]"):
+        study(source, tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
