@@ -65,6 +65,8 @@ class Driver:
         self.waiting: deque[Task] = deque()
         self.going: dict[Any, Going] = {}
         self.crashes: dict[str, int] = {}
+        self.unwanted: set[str] = set()
+        """Tasks that were given up: a cancellation may reach them anywhere, and shows as whatever it interrupted."""
         self.losses: dict[str, int] = {}
         self._manned = time.monotonic()
 
@@ -123,6 +125,7 @@ class Driver:
                 self._stop(order["stop"])
             else:
                 self.waiting.append(Task(**order["task"]))
+                self.unwanted.discard(self.waiting[-1].name)
 
     def _stop(self, name: str) -> None:
         import ray
@@ -132,6 +135,7 @@ class Driver:
             self._tell(Event(task=name, what="stopped"))
         for ref, going in self.going.items():
             if going.task.name == name:
+                self.unwanted.add(name)
                 ray.cancel(ref)
 
     def _hand_out(self) -> None:
@@ -202,6 +206,8 @@ class Driver:
                 unpack(outcome.files, self.root, task.name)
         except KeyholeError as error:
             message, what = str(error), "failed"
+        if what == "failed" and task.name in self.unwanted:
+            message, what = "", "stopped"
         if what == "done" and not self._arrived(task):
             message, what = f"its node says it is done, but {task.place(self.root)} is not to be seen here", "failed"
         return Event(task=task.name, what=what, message=message, progress=float(what == "done"))  # type: ignore[arg-type]
@@ -220,7 +226,7 @@ class Driver:
         """A task did not return: it is begun again where its node or its worker was lost, the latter once."""
         from ray import exceptions as ray_errors
 
-        if isinstance(error, ray_errors.TaskCancelledError):
+        if isinstance(error, ray_errors.TaskCancelledError) or task.name in self.unwanted:
             self._tell(Event(task=task.name, what="stopped"))
             return
         if isinstance(error, ray_errors.OutOfMemoryError):

@@ -171,6 +171,7 @@ def test_what_a_stopped_study_has_trained_is_saved_and_goes_on_anywhere(nodes, h
             cluster.stop(unwanted.name)
 
     events = carry_out(cluster, [unwanted, *tasks], give_up)
+    assert messages(events) == {}
     assert endings(events) == {unwanted.name: "stopped", **{task.name: "done" for task in tasks}}
     assert "resuming" in (root / LOG).read_text()
     assert [as_held(task, here[0], root) for task in tasks] == [[], []]
