@@ -189,7 +189,7 @@ def load_plan(path: str | Path, *, seeds: int | None = None) -> Plan:
     """Read a study from a TOML file; `seeds` takes the place of its own number."""
     path = Path(path)
     try:
-        values = read_toml(path, "study", "recipes/studies/demo.toml")
+        values = read_toml(path, "study", "recipes/studies/founding.toml")
     except InputError as error:
         if "Cannot declare" in str(error) or "overwrite" in str(error):
             raise InputError(f"{error}: a name stands there twice; every arm needs a name of its own") from None
